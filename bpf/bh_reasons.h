@@ -34,7 +34,7 @@ BH_REASON(GUARD_FORWARDED, REFUSE, "guard-forwarded", "packet forwarded into a n
 BH_REASON(GUARD_NO_SOCKET, REFUSE, "guard-no-socket", "packet into a network that has no sending socket and is of no kind that the kernel itself sends")
 BH_REASON(GUARD_INJECTED, REFUSE, "guard-injected", "frame that a pod's packet socket sent on an interface of pods or networks or on loopback")
 BH_REASON(GUARD_TUNNEL, REFUSE, "guard-tunnel", "datagram of a pod to the overlay's UDP port")
-BH_REASON(GUARD_HEARD, REFUSE, "guard-heard", "packet of a network that a pod outside the network would have received")
+BH_REASON(GUARD_RECEIVER, REFUSE, "guard-receiver", "packet of a network that a pod outside the network would have received")
 BH_REASON(GUARD_LOOPBACK, REFUSE, "guard-loopback", "packet over loopback between host-network pods of two tenants")
 BH_REASON(POD_FRAME, REFUSE, "pod-frame", "router advertisement, redirect, DHCP server message, unparsable packet, or packet with a checksum to be written over its header, sent by a pod")
 BH_REASON(LOCKED_FRAME, REFUSE, "locked-frame", "frame of a locked default-network interface that is neither to nor from the node's management port")

@@ -413,7 +413,7 @@ static __always_inline int drop_overheard(struct __sk_buff *skb, const struct bh
 	sk = skb->sk;
 	if (!sk || !bh_in_host_netns(cfg, sk))
 		return 0;
-	drop(skb, BH_R_GUARD_HEARD, id, 0, &p);
+	drop(skb, BH_R_GUARD_RECEIVER, id, 0, &p);
 	return 1;
 }
 
@@ -426,7 +426,7 @@ SEC("cgroup_skb/ingress")
 int bh_grd_recv(struct __sk_buff *skb)
 {
 	struct bh_config *cfg = bh_cfg();
-	__u32 ifindex = skb->ifindex, netid, reason = BH_R_GUARD_HEARD;
+	__u32 ifindex = skb->ifindex, netid, reason = BH_R_GUARD_RECEIVER;
 	struct bh_door *door = 0;
 	struct bh_pod *pod = 0;
 	struct bh_packet p;
@@ -450,7 +450,7 @@ int bh_grd_recv(struct __sk_buff *skb)
 	}
 	id = bpf_skb_cgroup_id(skb);
 	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);
-	if (owner == BH_OWNER_UNKNOWN_POD && !dflt && reason == BH_R_GUARD_HEARD) {
+	if (owner == BH_OWNER_UNKNOWN_POD && !dflt && reason == BH_R_GUARD_RECEIVER) {
 		sk = skb->sk;
 		if (!sk || !bh_in_host_netns(cfg, sk))
 			return 1;

@@ -172,7 +172,7 @@ func helperOp(op string) string {
 		return result(greeted("unix", arg(1)))
 	case "unixgram": // send to the datagram socket of a server, connected or not
 		return result(unixgram(arg(1)+"-datagrams", arg(2) == "connected"))
-	case "thief": // take an address's port from another server, over TCP and MPTCP by turns, until a line of input
+	case "takeover": // take an address's port from another server, over TCP and MPTCP by turns, until a line of input
 		for i, addr := range strings.Split(arg(1), ",") {
 			lc := net.ListenConfig{}
 			lc.SetMultipathTCP(i%2 == 0)
@@ -180,7 +180,7 @@ func helperOp(op string) string {
 			if err != nil {
 				return result(err)
 			}
-			go serveGreeting(ln, "stolen")
+			go serveGreeting(ln, "taken over")
 		}
 		fmt.Println("ok")
 		bufio.NewReader(os.Stdin).ReadString('\n')

@@ -64,8 +64,8 @@ const (
 	ReasonGuardInjected
 	// ReasonGuardTunnel: datagram of a pod to the overlay's UDP port.
 	ReasonGuardTunnel
-	// ReasonGuardHeard: packet of a network that a pod outside the network would have received.
-	ReasonGuardHeard
+	// ReasonGuardReceiver: packet of a network that a pod outside the network would have received.
+	ReasonGuardReceiver
 	// ReasonGuardLoopback: packet over loopback between host-network pods of two tenants.
 	ReasonGuardLoopback
 	// ReasonPodFrame: router advertisement, redirect, DHCP server message, unparsable packet, or packet with a checksum to be written over its header, sent by a pod.
@@ -115,7 +115,7 @@ var reasonInfo = [reasonMax]struct {
 	ReasonGuardNoSocket:       {"guard-no-socket", "packet into a network that has no sending socket and is of no kind that the kernel itself sends", Refuse},
 	ReasonGuardInjected:       {"guard-injected", "frame that a pod's packet socket sent on an interface of pods or networks or on loopback", Refuse},
 	ReasonGuardTunnel:         {"guard-tunnel", "datagram of a pod to the overlay's UDP port", Refuse},
-	ReasonGuardHeard:          {"guard-heard", "packet of a network that a pod outside the network would have received", Refuse},
+	ReasonGuardReceiver:       {"guard-receiver", "packet of a network that a pod outside the network would have received", Refuse},
 	ReasonGuardLoopback:       {"guard-loopback", "packet over loopback between host-network pods of two tenants", Refuse},
 	ReasonPodFrame:            {"pod-frame", "router advertisement, redirect, DHCP server message, unparsable packet, or packet with a checksum to be written over its header, sent by a pod", Refuse},
 	ReasonLockedFrame:         {"locked-frame", "frame of a locked default-network interface that is neither to nor from the node's management port", Refuse},

@@ -433,17 +433,17 @@ func TestRootVRFRedirection(t *testing.T) {
 
 	// Another tenant's listener at the node's addresses gets no connection of the network and no
 	// probe, and holds none.
-	thief := w.start(other, 0, "thief 192.0.2.1:8080,[2001:db8::1]:8080,[::1]:8080,127.0.0.1:8080")
-	if got := thief.next(); got != "ok" {
+	takeover := w.start(other, 0, "takeover 192.0.2.1:8080,[2001:db8::1]:8080,[::1]:8080,127.0.0.1:8080")
+	if got := takeover.next(); got != "ok" {
 		t.Fatalf("another tenant's server: %s", got)
 	}
-	w.expect("root, to another tenant's listener", w.cg("system/admin"), 0, [2]string{"tcp 192.0.2.1:8080", `unexpected greeting "stolen\n"`}, [2]string{"tcp [2001:db8::1]:8080", `unexpected greeting "stolen\n"`})
+	w.expect("root, to another tenant's listener", w.cg("system/admin"), 0, [2]string{"tcp 192.0.2.1:8080", `unexpected greeting "taken over\n"`}, [2]string{"tcp [2001:db8::1]:8080", `unexpected greeting "taken over\n"`})
 	w.expect("its own pod, with another tenant's listener", own, 0, probes...)
 	w.expect("kubelet, with another tenant's listener", kubelet, 0, probes...)
 	if ports, err := l.HeldProbes(); err != nil || len(ports) != 0 {
 		t.Errorf("held by another tenant's listener: %v %v", ports, err)
 	}
-	thief.stop()
+	takeover.stop()
 
 	// A process outside the network listens on the port at one address: connections
 	// to it are not redirected, and kubelet's are not redirected from then on.

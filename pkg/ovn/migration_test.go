@@ -133,12 +133,12 @@ func TestZoneMigration(t *testing.T) {
 				env.setNetworks("plain", "near", func(n network.PodNetworks) { n["plain/shared"] = entry(t, c.entry(11)) })
 				env.waitForRow(near)
 				time.Sleep(time.Second) // the clock of the test: the target is younger
-				thief := func(name string) {
+				claimant := func(name string) {
 					env.remotePod("node2", "other", name, `{"other/shared":`+c.entry(13)+`}`)
 					env.editPod("other", name, setReady)
 					env.settle()
 				}
-				thief("thief1")
+				claimant("claimant1")
 				env.waitDisabled("another namespace's pod", "", near, far)
 				target := func() {
 					env.remotePod("node2", "plain", "far", `{"plain/shared":`+c.entry(12)+`}`)
@@ -179,7 +179,7 @@ func TestZoneMigration(t *testing.T) {
 				env.waitUntil("the source's port is gone", func() bool { return !env.has(near) })
 				env.settle()
 				env.waitDisabled("the source is gone", "", near, far)
-				thief("thief2")
+				claimant("claimant2")
 				// Back to this node.
 				env.pod("plain", "near", requests("shared"))
 				env.waitUntil("default network", func() bool { return len(env.networks("plain", "near")) == 1 })

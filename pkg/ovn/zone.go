@@ -88,14 +88,14 @@ type Zone struct {
 	pending     map[string]struct{}          // networks not yet tried since the start, and keyCleanup
 	keptPorts   map[string]keptPorts         // by pod: undesired ports, kept because the pod runs
 	audited     string                       // the network that was audited last
-	// suspects are, by network, the operations that the last audit found necessary and did not
+	// unconfirmed are, by network, the operations that the last audit found necessary and did not
 	// apply yet.
-	suspects map[string]map[string]struct{}
-	synced   bool // the handlers have seen the informers' first lists
-	restored bool // pod addresses are restored and pending is filled
-	ready    atomic.Bool
-	leaving  atomic.Bool // the node is being removed
-	metrics  metrics
+	unconfirmed map[string]map[string]struct{}
+	synced      bool // the handlers have seen the informers' first lists
+	restored    bool // pod addresses are restored and pending is filled
+	ready       atomic.Bool
+	leaving     atomic.Bool // the node is being removed
+	metrics     metrics
 }
 
 // Keys in queue other than networks: a network's name has no "/".
@@ -140,7 +140,7 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 		queueMetrics: queues, podQueue: process.NewQueue[string]("pods", queues), queue: newUnitQueue(queues),
 		nadIndex: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, advertised: map[string]network.Network{}, pods: map[string]*podState{}, served: map[string]string{}, lastReports: map[string]lastReport{},
 		namespaces: map[string]bool{}, services: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}),
-		defaultOnly: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, keptPorts: map[string]keptPorts{}, suspects: map[string]map[string]struct{}{},
+		defaultOnly: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, keptPorts: map[string]keptPorts{}, unconfirmed: map[string]map[string]struct{}{},
 	}
 	z.failures = newFailureReport(cfg.Kubernetes.NodeName, k, z.log, z.metrics.failing, func() { z.queue.Add(keyFailures) })
 	z.addresses = newPodAddresses(z.log, func(pods []string) {

@@ -48,7 +48,7 @@ func (z *Zone) syncAudit(key string) {
 		z.queue.Add(keyChassis)
 	}
 	z.audited = names[next]
-	delete(z.suspects, z.audited) // only an audit that follows soon confirms what this one sees
+	delete(z.unconfirmed, z.audited) // only an audit that follows soon confirms what this one sees
 	z.queue.AddAudit(z.audited)
 }
 
@@ -67,11 +67,11 @@ func (z *Zone) audit(ctx context.Context, name string, j job) error {
 		seen[op.String()] = struct{}{}
 	}
 	z.mu.Lock()
-	before := z.suspects[name]
+	before := z.unconfirmed[name]
 	if len(ops) == 0 {
-		delete(z.suspects, name)
+		delete(z.unconfirmed, name)
 	} else {
-		z.suspects[name] = seen
+		z.unconfirmed[name] = seen
 	}
 	z.mu.Unlock()
 	again := slices.DeleteFunc(slices.Sorted(maps.Keys(seen)), func(op string) bool { _, ok := before[op]; return !ok })

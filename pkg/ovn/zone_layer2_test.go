@@ -171,7 +171,7 @@ func TestZoneRemotePods(t *testing.T) {
 		env.remotePod("node2", "plain", "far", `{"default":{},"plain/l2":`+layer2Entry("10.50.0.4", "0a:58:0a:32:00:04", 12)+`}`)
 		env.remotePod("node2", "plain", "none", `{}`)
 		// A node may write any network into the annotation of its pods.
-		env.remotePod("node2", "foreign", "thief", `{"default":{},"plain/l2":`+layer2Entry("10.50.0.7", "0a:58:0a:32:00:07", 15)+`}`)
+		env.remotePod("node2", "foreign", "claimant", `{"default":{},"plain/l2":`+layer2Entry("10.50.0.7", "0a:58:0a:32:00:07", 15)+`}`)
 		env.remotePod("node2", "plain", "other", `{"plain/phys":{"mac_address":"02:00:00:00:00:06"},"plain/l2":`+layer2Entry("10.99.0.4", "0a:58:0a:32:00:05", 13)+`}`)
 		env.settle()
 		env.nadOf("plain", "l2", 5, network.NetConf{Name: "plain_l2", Topology: "layer2", Role: "secondary", Subnets: "10.50.0.0/16"})

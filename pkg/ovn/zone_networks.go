@@ -325,7 +325,7 @@ func (z *Zone) remove(ctx context.Context, name string) (id int, inUse bool, err
 	defer z.mu.Unlock()
 	if st := z.state(name); len(st.pods) == 0 {
 		delete(z.nets, name)
-		delete(z.suspects, name)
+		delete(z.unconfirmed, name)
 		z.addresses.forget(name)
 		z.updateAdvertised(name)
 	}

@@ -93,7 +93,7 @@ func TestAdversaryWrites(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if d := append(append(now.Differences(before, mine), now.SharedIDs()...), now.Stolen(s)...); len(d) > 0 {
+			if d := append(append(now.Differences(before, mine), now.SharedIDs()...), now.TakenOver(s)...); len(d) > 0 {
 				return errors.New(what + ": " + strings.Join(d, "\n"))
 			}
 			return nil
@@ -144,7 +144,7 @@ func TestAdversaryWrites(t *testing.T) {
 	attackersOrNew := func(fact string) bool {
 		return strings.Contains(fact, " "+s.Attacker+"/") || strings.Contains(fact, "adv-next-")
 	}
-	if d := append(append(after.Differences(before, attackersOrNew), after.SharedIDs()...), after.Stolen(s)...); len(d) > 0 {
+	if d := append(append(after.Differences(before, attackersOrNew), after.SharedIDs()...), after.TakenOver(s)...); len(d) > 0 {
 		t.Errorf("at the end: %s", strings.Join(d, "\n"))
 	}
 }

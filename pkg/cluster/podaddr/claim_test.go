@@ -197,7 +197,7 @@ func TestRestoreForeignEntry(t *testing.T) {
 	s.namespace("blue", false)
 	s.nad("red", "net", 7, "red_net", primaryL2)
 	entries := `{"red/net":{"ip_addresses":["10.20.0.3/24"],"mac_address":"0a:58:0a:14:00:03","tunnel_id":10,"gateway_ips":["10.20.0.1"],"role":"primary"}}`
-	s.must(s.api.Create(s.ctx, &corev1.Pod{ObjectMeta: s.meta("blue", "thief", map[string]string{network.AnnotationPodNetworks: entries}),
+	s.must(s.api.Create(s.ctx, &corev1.Pod{ObjectMeta: s.meta("blue", "claimant", map[string]string{network.AnnotationPodNetworks: entries}),
 		Spec: corev1.PodSpec{NodeName: "n"}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}))
 	s.restart(s.r.lookup.Plan)
 	s.drain()

@@ -237,7 +237,7 @@ func TestClaimOfPodAddress(t *testing.T) {
 			in := dual
 			in.Mode = mode
 			victim := BuildNetwork(bridge, in, Gateway{Network: 7, Port: 9, Addresses: []netip.Addr{netip.MustParseAddr("169.254.0.23")}, Advertised: prefixes("10.20.0.0/16"), Pods: prefixes("10.20.1.0/24")})
-			thief := BuildNetwork(bridge, in, Gateway{Network: 8, Port: 10, Addresses: []netip.Addr{netip.MustParseAddr("169.254.0.25")}, Ports: []ServicePort{claim}})
+			claimer := BuildNetwork(bridge, in, Gateway{Network: 8, Port: 10, Addresses: []netip.Addr{netip.MustParseAddr("169.254.0.25")}, Ports: []ServicePort{claim}})
 			priority := func(flows State, match string) int {
 				highest := 0
 				for _, f := range flows {
@@ -250,7 +250,7 @@ func TestClaimOfPodAddress(t *testing.T) {
 				}
 				return highest
 			}
-			if pods, service := priority(victim, "nw_dst=10.20.1.0/24"), priority(thief, "nw_dst=10.20.1.5"); pods <= service {
+			if pods, service := priority(victim, "nw_dst=10.20.1.0/24"), priority(claimer, "nw_dst=10.20.1.5"); pods <= service {
 				t.Errorf("%s, local %t: the pods' flow has priority %d, the service's %d", mode, claim.Local, pods, service)
 			}
 		}

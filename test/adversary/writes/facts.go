@@ -111,9 +111,9 @@ func (f Facts) SharedIDs() []string {
 	return out
 }
 
-// Stolen lists the pods of the attacker's namespace that have an entry on the
+// TakenOver lists the pods of the attacker's namespace that have an entry on the
 // victim's network or one of the victim's addresses.
-func (f Facts) Stolen(s Scenario) []string {
+func (f Facts) TakenOver(s Scenario) []string {
 	var out []string
 	for key, value := range f {
 		if !strings.HasPrefix(key, Pod.Kind+" "+s.Attacker+"/") || !strings.HasSuffix(key, " networks") {

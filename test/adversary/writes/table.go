@@ -28,9 +28,9 @@ type Scenario struct {
 	Taken, Pods []netip.Addr
 }
 
-// LuredPort is the port of the services in ServiceAuthor, and ServerPort that of the victim's pods.
+// DivertedPort is the port of the services in ServiceAuthor, and ServerPort that of the victim's pods.
 const (
-	LuredPort  = 80
+	DivertedPort  = 80
 	ServerPort = 8080
 )
 
@@ -146,16 +146,16 @@ func (s Scenario) UDNAuthor() []Write {
 func (s Scenario) PodAuthor() []Write {
 	own := network.NADKey(s.Attacker, s.Network)
 	victim := network.NADKey(s.Victim, s.Network)
-	stolen := toJSON(m{"default": m{}, own: s.VictimEntry, victim: s.VictimEntry})
+	takenOver := toJSON(m{"default": m{}, own: s.VictimEntry, victim: s.VictimEntry})
 	annotations := []m{
-		{network.AnnotationPodNetworks: stolen}, {network.AnnotationPodNetworks: "{}"}, {network.AnnotationPodNetworks: nil},
+		{network.AnnotationPodNetworks: takenOver}, {network.AnnotationPodNetworks: "{}"}, {network.AnnotationPodNetworks: nil},
 		{network.AnnotationNetworks: victim}, {network.AnnotationNetworks: toJSON([]m{{"name": s.Network, "namespace": s.Victim, "ips": []string{"10.77.0.9"}}})},
 		{network.AnnotationDefaultNetwork: victim}, {network.AnnotationNetworkStatus: "[]"},
 	}
 	const ready = "2026-01-01T00:00:00Z"
 	claim := toJSON(m{"name": s.Network, "namespace": s.Victim, "ipam-claim-reference": "claim"})
 	var out []Write
-	for _, a := range append(annotations, m{network.AnnotationMigrationTargetReady: ready}, m{network.AnnotationPodNetworks: stolen, network.AnnotationMigrationTargetReady: ready},
+	for _, a := range append(annotations, m{network.AnnotationMigrationTargetReady: ready}, m{network.AnnotationPodNetworks: takenOver, network.AnnotationMigrationTargetReady: ready},
 		m{network.AnnotationPrimaryClaim: "claim"}, m{network.AnnotationDefaultNetwork: claim}) {
 		for _, sub := range []string{"", "status", "ephemeralcontainers", "resize"} {
 			out = append(out, Write{Verb: Patch, Of: Pod, Namespace: s.Attacker, Name: s.Pod, Sub: sub, Body: toJSON(m{"metadata": m{"annotations": a}})})
@@ -179,9 +179,9 @@ func (s Scenario) PodAuthor() []Write {
 	return append(out,
 		Write{Verb: Create, Of: Pod, Namespace: s.Attacker, Name: "bound", Body: toJSON(m{"spec": unbound})},
 		Write{Verb: Create, Of: Binding, Namespace: s.Attacker, Name: "bound", Sub: "binding",
-			Body: toJSON(m{"metadata": m{"annotations": m{network.AnnotationPodNetworks: stolen}}, "target": m{"kind": "Node", "name": s.Node}})},
+			Body: toJSON(m{"metadata": m{"annotations": m{network.AnnotationPodNetworks: takenOver}}, "target": m{"kind": "Node", "name": s.Node}})},
 		Write{Verb: Create, Of: Deployment, Namespace: s.Attacker, Name: "made", Body: toJSON(m{"spec": m{"selector": m{"matchLabels": m{"a": "made"}},
-			"template": m{"metadata": m{"labels": m{"a": "made"}, "annotations": m{network.AnnotationPodNetworks: stolen}}, "spec": m{"containers": spec["containers"]}}}})},
+			"template": m{"metadata": m{"labels": m{"a": "made"}, "annotations": m{network.AnnotationPodNetworks: takenOver}}, "spec": m{"containers": spec["containers"]}}}})},
 		Write{Verb: Patch, Of: Pod, Namespace: s.Attacker, Name: s.Pod, Sub: "status", Body: toJSON(m{"status": m{"podIPs": s.podIPs(), "podIP": s.VictimEntry.IPs[0].Addr().String()}})},
 		Write{Verb: Patch, Of: Pod, Namespace: s.Attacker, Name: "bound", Body: toJSON(m{"metadata": m{"ownerReferences": []m{{"apiVersion": "v1", "kind": "Pod", "name": s.VictimPod, "uid": "00000000-0000-0000-0000-000000000000"}}}})},
 		Write{Verb: Patch, Of: Namespace, Name: s.Attacker, Body: toJSON(m{"metadata": m{"labels": m{network.LabelPrimaryUDN: nil}}}), AdminRefused: true},
@@ -197,7 +197,7 @@ func (s Scenario) PodAuthor() []Write {
 // namespace: others' addresses as those of a Service or as its endpoints', and EndpointSlices
 // that name the victim's Service or network.
 func (s Scenario) ServiceAuthor() []Write {
-	ports := []m{{"name": "tcp", "port": LuredPort, "targetPort": ServerPort}, {"name": "udp", "port": LuredPort, "targetPort": ServerPort, "protocol": "UDP"}}
+	ports := []m{{"name": "tcp", "port": DivertedPort, "targetPort": ServerPort}, {"name": "udp", "port": DivertedPort, "targetPort": ServerPort, "protocol": "UDP"}}
 	var out []Write
 	service := func(name string, spec m) {
 		spec["ports"], spec["ipFamilyPolicy"] = ports, "PreferDualStack"
@@ -223,26 +223,26 @@ func (s Scenario) ServiceAuthor() []Write {
 	for i, a := range s.Taken {
 		taken[i], ingress[i] = a.String(), m{"ip": a.String()}
 	}
-	service("lured-external", m{"externalIPs": taken, "selector": m{"role": "server"}})
-	service("lured-balancer", m{"type": "LoadBalancer", "selector": m{"role": "server"}, "externalTrafficPolicy": "Local"})
-	out = append(out, Write{Verb: Patch, Of: Service, Namespace: s.Attacker, Name: "lured-balancer", Sub: "status", Body: toJSON(m{"status": m{"loadBalancer": m{"ingress": ingress}}})})
+	service("diverted-external", m{"externalIPs": taken, "selector": m{"role": "server"}})
+	service("diverted-balancer", m{"type": "LoadBalancer", "selector": m{"role": "server"}, "externalTrafficPolicy": "Local"})
+	out = append(out, Write{Verb: Patch, Of: Service, Namespace: s.Attacker, Name: "diverted-balancer", Sub: "status", Body: toJSON(m{"status": m{"loadBalancer": m{"ingress": ingress}}})})
 	service(s.VictimService, m{"externalIPs": taken}) // a namesake
-	service("lured-selected", m{"selector": m{"role": "server"}})
+	service("diverted-selected", m{"selector": m{"role": "server"}})
 	for i, to := range s.Pods {
-		name := fmt.Sprintf("lured-%d", i)
+		name := fmt.Sprintf("diverted-%d", i)
 		service(name, m{"externalIPs": taken})
 		slice(name, to, m{"labels": labels(name)})
 		slice(name+"-mirror", to, mirror(name, victimNet))
 		slice(name+"-own", to, mirror(name, network.UDNName(s.Attacker, s.Network)))
 		slice(name+"-default", to, mirror(name, network.DefaultName))
-		slice(name+"-selected", to, m{"labels": labels("lured-selected")})
+		slice(name+"-selected", to, m{"labels": labels("diverted-selected")})
 		// As if they were of the victim's Service.
 		slice(name+"-victim", to, m{"labels": labels(s.VictimService), "ownerReferences": []m{{"apiVersion": "v1", "kind": "Service", "name": s.VictimService, "uid": s.VictimServiceUID, "controller": true}}})
 		slice(name+"-victim-mirror", to, mirror(s.VictimService, victimNet))
 	}
 	return append(out,
 		Write{Verb: Patch, Of: Service, Namespace: s.Victim, Name: s.VictimService, Body: toJSON(m{"spec": m{"externalIPs": nil}})},
-		Write{Verb: Create, Of: Slice, Namespace: s.Victim, Name: "lured", Body: toJSON(m{"metadata": m{"labels": labels(s.VictimService)}, "addressType": "IPv4", "endpoints": []m{}, "ports": []m{}})})
+		Write{Verb: Create, Of: Slice, Namespace: s.Victim, Name: "diverted", Body: toJSON(m{"metadata": m{"labels": labels(s.VictimService)}, "addressType": "IPv4", "endpoints": []m{}, "ports": []m{}})})
 }
 
 func (s Scenario) podIPs() []m {

@@ -38,7 +38,7 @@ type kernelResult struct {
 	Rules           int   // of both IP families
 	// Route lookups of a packet without a mark and of one with the last network's, IPv4 and
 	// IPv6.
-	Stranger, Tenant [2]time.Duration
+	Unmarked, Tenant [2]time.Duration
 }
 
 // kernelBridge is the external bridge of the measured namespace: an ordinary link.
@@ -196,7 +196,7 @@ func (k *kernelNode) measure(ctx context.Context, n int) (r kernelResult, err er
 	}
 	r.StartOperations, r.Start, r.StartCPU = operations+elements, time.Since(start), ownCPU()-before
 
-	if r.Stranger, r.Tenant, err = k.lookups(n); err != nil {
+	if r.Unmarked, r.Tenant, err = k.lookups(n); err != nil {
 		return r, err
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {

@@ -36,10 +36,10 @@ const lookupRounds, lookupRuns = 5000, 100
 
 // lookups returns the time of an uncached route lookup, by IP family, for a packet without a
 // mark and for one with the mark of the network with that id.
-func (k *kernelNode) lookups(id int) (stranger, tenant [2]time.Duration, err error) {
+func (k *kernelNode) lookups(id int) (unmarked, tenant [2]time.Duration, err error) {
 	bridge, err := netlink.LinkByName(kernelBridge)
 	if err != nil {
-		return stranger, tenant, err
+		return unmarked, tenant, err
 	}
 	var programs [4]*ebpf.Program
 	for f, a := range k.node.Addresses {
@@ -47,7 +47,7 @@ func (k *kernelNode) lookups(id int) (stranger, tenant [2]time.Duration, err err
 		for i, mark := range []uint32{0, network.PacketMark(id)} {
 			p, err := lookupProgram(bridge.Attrs().Index, a.Addr(), to, mark)
 			if err != nil {
-				return stranger, tenant, fmt.Errorf("load a program that looks up %s: %w", to, err)
+				return unmarked, tenant, fmt.Errorf("load a program that looks up %s: %w", to, err)
 			}
 			defer p.Close()
 			programs[2*f+i] = p
@@ -58,10 +58,10 @@ func (k *kernelNode) lookups(id int) (stranger, tenant [2]time.Duration, err err
 		for i, p := range programs {
 			result, t, err := p.Benchmark(make([]byte, 64), lookupRounds, nil)
 			if err != nil {
-				return stranger, tenant, fmt.Errorf("run a program: %w", err)
+				return unmarked, tenant, fmt.Errorf("run a program: %w", err)
 			}
 			if result != fibSuccess {
-				return stranger, tenant, fmt.Errorf("the kernel finds no route: bpf_fib_lookup returns %d", int32(result))
+				return unmarked, tenant, fmt.Errorf("the kernel finds no route: bpf_fib_lookup returns %d", int32(result))
 			}
 			took[i] = min(took[i], t)
 		}

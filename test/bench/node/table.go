@@ -58,7 +58,7 @@ func kernelFigures(results []kernelResult) []report.Figure {
 		t.show(at("peak memory of this program there"), report.Megabytes(r.Peak))
 		t.show(at("rules of both IP families"), fmt.Sprint(r.Rules))
 		for f, family := range []string{"IPv4", "IPv6"} {
-			t.ratio(i, at("route lookup, unmarked packet, "+family), fmt.Sprintf("%d ns", r.Stranger[f]), float64(r.Stranger[f]), float64(first.Stranger[f]), maxLookup)
+			t.ratio(i, at("route lookup, unmarked packet, "+family), fmt.Sprintf("%d ns", r.Unmarked[f]), float64(r.Unmarked[f]), float64(first.Unmarked[f]), maxLookup)
 			t.ratio(i, at("route lookup, tenant's packet, "+family), fmt.Sprintf("%d ns", r.Tenant[f]), float64(r.Tenant[f]), float64(first.Tenant[f]), maxLookup)
 		}
 	}

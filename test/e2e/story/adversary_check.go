@@ -18,33 +18,33 @@ import (
 )
 
 func adversaryChecks() []Check {
-	check := func(g *group, title string, timeout time.Duration, run func(*arena, context.Context) (string, error)) Check {
-		return Check{Chapter: 6, Title: title, Phase: phaseArena, Needs: needs(fixtureArena), Timeout: timeout, Group: g,
-			Run: func(ctx context.Context, w *World) (string, error) { return run(w.arena, ctx) }}
+	check := func(g *group, title string, timeout time.Duration, run func(*attackSetup, context.Context) (string, error)) Check {
+		return Check{Chapter: 6, Title: title, Phase: phaseAdversary, Needs: needs(fixtureAdversary), Timeout: timeout, Group: g,
+			Run: func(ctx context.Context, w *World) (string, error) { return run(w.adversary, ctx) }}
 	}
 	return []Check{
-		check(groupAttacks, "adversary: no pod or host-network process reaches another tenant or receives its packets", 25*time.Minute, (*arena).table),
-		check(groupAttacks, "ordinary servers in a tenant's host-network pod: kubelet, localhost and the other containers reach them", 20*time.Minute, (*arena).ordinary),
-		check(groupCapture, "adversary: a tenant that listens on the node's ports, and probes them, receives no connections meant for others", 20*time.Minute, (*arena).capture),
-		check(groupEarly, "adversary: host-network pods that the agent does not know yet enter no tenant's network", 20*time.Minute, (*arena).early),
-		check(groupMechanisms, "adversary: each mechanism alone stops its attacks, and they arrive when it is removed", 15*time.Minute, (*arena).eachMechanismAlone),
+		check(groupAttacks, "adversary: no pod or host-network process reaches another tenant or receives its packets", 25*time.Minute, (*attackSetup).table),
+		check(groupAttacks, "ordinary servers in a tenant's host-network pod: kubelet, localhost and the other containers reach them", 20*time.Minute, (*attackSetup).ordinary),
+		check(groupCapture, "adversary: a tenant that listens on the node's ports, and probes them, receives no connections meant for others", 20*time.Minute, (*attackSetup).capture),
+		check(groupEarly, "adversary: host-network pods that the agent does not know yet enter no tenant's network", 20*time.Minute, (*attackSetup).early),
+		check(groupMechanisms, "adversary: each mechanism alone stops its attacks, and they arrive when it is removed", 15*time.Minute, (*attackSetup).eachMechanismAlone),
 		// Last, because it ends the attacker's network.
-		check(groupWrites, "adversary: whatever a tenant or a node's token writes to the API, no id, address or network moves", 20*time.Minute, (*arena).writes),
+		check(groupWrites, "adversary: whatever a tenant or a node's token writes to the API, no id, address or network moves", 20*time.Minute, (*attackSetup).writes),
 	}
 }
 
 const tunnelPort = 6081
 
 // attackers are the containers on the attackers' node that are not green's.
-func (a *arena) attackers() []actor {
+func (a *attackSetup) attackers() []actor {
 	return []actor{{pod: a.pods["amber-host"], container: "root"}, {pod: a.pods["amber-host"], container: "nobody"},
 		{pod: a.pods["grey-host"], container: "root"}, {pod: a.pods["grey-host"], container: "nobody"}}
 }
 
-func (a *arena) admin() actor { return actor{machine: a.near} }
+func (a *attackSetup) admin() actor { return actor{machine: a.near} }
 
 // greenHost is green's host-network pod, which is attacked.
-func (a *arena) greenHost() actor { return actor{pod: a.pods["green-host"], container: "root"} }
+func (a *attackSetup) greenHost() actor { return actor{pod: a.pods["green-host"], container: "root"} }
 
 // trials combines all actors with all attempts.
 func trials(actors []actor, attempts []attack.Attempt) []trial {
@@ -58,7 +58,7 @@ func trials(actors []actor, attempts []attack.Attempt) []trial {
 }
 
 // table makes the table's attempts and returns its figures.
-func (a *arena) table(ctx context.Context) (string, error) {
+func (a *attackSetup) table(ctx context.Context) (string, error) {
 	m := newRound(a.w)
 	host := a.greenHost()
 	for _, v := range []string{"green-1", "green-2", "grey-1"} {
@@ -84,7 +84,7 @@ func (a *arena) table(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	posing, err := a.posing(ctx, m)
+	impersonation, err := a.impersonation(ctx, m)
 	if err != nil {
 		return "", err
 	}
@@ -92,7 +92,7 @@ func (a *arena) table(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	parts = append(parts, gateway, localnet, posing, copies)
+	parts = append(parts, gateway, localnet, impersonation, copies)
 	forged, stop, err := a.forgedReplies(ctx)
 	if err != nil {
 		return "", err
@@ -111,14 +111,14 @@ func (a *arena) table(ctx context.Context) (string, error) {
 	if _, err := m.end(ctx); err != nil {
 		errs = append(errs, err)
 	}
-	n, err := a.hearing(ctx)
+	n, err := a.receiving(ctx)
 	errs = append(errs, err)
 	return fmt.Sprintf("%d attempts, none received; a control of each was", total+n), errors.Join(errs...)
 }
 
 // parts are the parts of the table: all other actors attack green, and tenants
 // attack the cluster default network.
-func (a *arena) parts(host actor) []part {
+func (a *attackSetup) parts(host actor) []part {
 	all := func(what string, attackers, controls []actor, ways []attack.Attempt, victim string) part {
 		return part{what: what, attacks: trials(attackers, ways), controls: trials(controls, ways), victims: []string{victim}}
 	}
@@ -151,7 +151,7 @@ func (a *arena) parts(host actor) []part {
 // abstractName begins the names of abstract unix sockets of green's host-network pod.
 const abstractName = "@green"
 
-func abstractEars() (out []attack.Listener) {
+func abstractListeners() (out []attack.Listener) {
 	for _, kind := range []string{"unix-stream", "unix-dgram"} {
 		out = append(out, attack.Listener{Kind: kind, At: abstractName + "-" + kind})
 	}
@@ -161,7 +161,7 @@ func abstractEars() (out []attack.Listener) {
 // hostListeners are servers of green's host-network pod: on loopback, on all addresses, which binds them
 // to the VRF, and at abstract unix sockets.
 func hostListeners() []attack.Listener {
-	out := abstractEars()
+	out := abstractListeners()
 	for _, kind := range []string{"udp", "tcp"} {
 		out = append(out, attack.Listener{Kind: kind, At: fmt.Sprintf("127.0.0.1:%d", loopbackPort)}, attack.Listener{Kind: kind, IPv6: true, At: fmt.Sprintf("[::1]:%d", loopbackPort)},
 			attack.Listener{Kind: kind, IPv6: true, At: fmt.Sprintf("[::]:%d", loopbackPort+10)})
@@ -210,14 +210,14 @@ func withoutFrames(list []attack.Attempt) []attack.Attempt {
 }
 
 // tunnelWays forge overlay datagrams from this node to the other, for green-2.
-func (a *arena) tunnelWays() []attack.Attempt {
+func (a *attackSetup) tunnelWays() []attack.Attempt {
 	mac := a.nodes[a.near.Name].mac["br-ex"]
 	return a.tunnelWaysFrom(a.encap[a.near.Name], []adversary.Interface{{Name: "br-ex", MAC: mac}, {Name: "eth0", MAC: mac}})
 }
 
 // tunnelWaysFrom are tunnelWays from other addresses and interfaces of this node or its pods.
 // All numbers in them are derived from ids.
-func (a *arena) tunnelWaysFrom(from []netip.Addr, links []adversary.Interface) []attack.Attempt {
+func (a *attackSetup) tunnelWaysFrom(from []netip.Addr, links []adversary.Interface) []attack.Attempt {
 	net := network.Network{ID: a.greenID, Transit: network.FilterFamilies([]netip.Prefix{netip.MustParsePrefix("100.88.0.0/16"), netip.MustParsePrefix("fd97::/64")}, true, slices.Contains(a.w.Families, "ipv6"))}
 	transitMAC := func(node string) string {
 		p, _ := net.TransitAddr(a.nodeIDs[node])
@@ -229,24 +229,24 @@ func (a *arena) tunnelWaysFrom(from []netip.Addr, links []adversary.Interface) [
 	return adversary.Tunnel(from, a.encap[a.far.Name], links, a.nodes[a.far.Name].mac["br-ex"], g, tunnelPort)
 }
 
-// heardBy drops the listeners of an IP family of which the network has no address: nothing would
+// withAddresses drops the listeners of an IP family of which the network has no address: nothing would
 // be sent to them. Packet sockets have none.
-func heardBy(to []netip.Addr, list []attack.Listener) []attack.Listener {
+func withAddresses(to []netip.Addr, list []attack.Listener) []attack.Listener {
 	return slices.DeleteFunc(list, func(e attack.Listener) bool {
 		return !strings.HasPrefix(e.Kind, "sniff") && !slices.ContainsFunc(to, func(a netip.Addr) bool { return a.Is6() == e.IPv6 })
 	})
 }
 
-// hearing makes all actors listen on the node while green's pods talk to each other and to the node, also
+// receiving makes all actors listen on the node while green's pods talk to each other and to the node, also
 // across nodes: the overlay's packets, which arrive at the node's own address.
-func (a *arena) hearing(ctx context.Context) (int, error) {
+func (a *attackSetup) receiving(ctx context.Context) (int, error) {
 	m := newRound(a.w)
 	actors := append(a.attackers(), a.admin(), a.greenHost())
 	listeners := map[string][]attack.Listener{}
 	var sent []attack.Attempt
 	to := a.green.Nodes
 	for i, p := range actors {
-		list := heardBy(to, adversary.Listeners(a.green, a.green.Nodes, 0, a.victim("green-1", false).Link.Name, "lo"))
+		list := withAddresses(to, adversary.Listeners(a.green, a.green.Nodes, 0, a.victim("green-1", false).Link.Name, "lo"))
 		for j := range list {
 			e := &list[j]
 			if e.At == "" {
@@ -287,7 +287,7 @@ func (a *arena) hearing(ctx context.Context) (int, error) {
 			return 0, err
 		}
 	}
-	heard, err := m.end(ctx)
+	received, err := m.end(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -295,14 +295,14 @@ func (a *arena) hearing(ctx context.Context) (int, error) {
 	attempts := 0
 	controls, byControl := map[int]string{}, map[int]bool{}
 	for i, p := range actors {
-		for j, h := range heard[p.String()] {
+		for j, h := range received[p.String()] {
 			if i >= len(a.attackers()) {
 				for _, id := range h.IDs {
 					byControl[id] = byControl[id] || listeners[p.String()][j].Kind == "raw-udp"
 				}
 				if len(h.IDs) > 0 {
-					controls[j] = "heard"
-				} else if controls[j] != "heard" {
+					controls[j] = "received"
+				} else if controls[j] != "received" {
 					controls[j] += fmt.Sprintf("%s: %s; ", p, h.Refused)
 				}
 				continue
@@ -314,7 +314,7 @@ func (a *arena) hearing(ctx context.Context) (int, error) {
 		}
 	}
 	for j, why := range controls {
-		if e := listeners[actors[0].String()][j]; why != "heard" && e.Device != "lo" {
+		if e := listeners[actors[0].String()][j]; why != "received" && e.Device != "lo" {
 			errs = append(errs, fmt.Errorf("no control received green's packets with %+v: %s", e, why))
 		}
 	}

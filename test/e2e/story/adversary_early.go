@@ -30,7 +30,7 @@ metadata: {name: slate, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
 // early attacks from host-network pods that the agent has not configured: one that
 // starts while the agent is stopped, and one whose namespace has no network. The
 // pinned programs know neither and must keep them out of all tenants' networks.
-func (a *arena) early(ctx context.Context) (string, error) {
+func (a *attackSetup) early(ctx context.Context) (string, error) {
 	early, manifest := hostNetworkPod("amber", "amber-early", a.near.Name, "amber", serverContainer("amber-early", earlyPort))
 	slate, other := hostNetworkPod("slate", "slate-host", a.near.Name, "slate", "")
 	ways := adversary.IntoNetwork(a.green, a.victim("green-1", false))
@@ -99,12 +99,12 @@ func (a *arena) early(ctx context.Context) (string, error) {
 	for _, p := range []*pod{early, slate} {
 		errs = append(errs, a.w.Lab.Client().CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &zero}))
 	}
-	return fmt.Sprintf("%d attempts, none heard", attempts), errors.Join(errs...)
+	return fmt.Sprintf("%d attempts, none received", attempts), errors.Join(errs...)
 }
 
 // withoutAgent has the near node's agent stopped while run runs. kubelet would replace an agent that does
 // not answer for a minute and a half, which run may take: the zone controller's /healthz answers in its place.
-func (a *arena) withoutAgent(ctx context.Context, run func() error) error {
+func (a *attackSetup) withoutAgent(ctx context.Context, run func() error) error {
 	const pattern = agentProcess
 	agents, err := processes(ctx, a.near, pattern)
 	if err != nil || len(agents) == 0 {
@@ -133,7 +133,7 @@ const (
 
 // earlyServerConfined returns an error unless the server of the pod amber-early, which is
 // older than its confinement, answers its own network, and no longer the node.
-func (a *arena) earlyServerConfined(ctx context.Context, outside []string) error {
+func (a *attackSetup) earlyServerConfined(ctx context.Context, outside []string) error {
 	peer := a.pods["amber-1"]
 	answers := map[string]string{}
 	for _, addr := range peer.Primary {

@@ -35,7 +35,7 @@ spec:
 `
 
 // hulkPods are the pods on hulk, which know the MAC addresses of their victims.
-func (a *arena) hulkPods(ctx context.Context) ([]*pod, error) {
+func (a *attackSetup) hulkPods(ctx context.Context) ([]*pod, error) {
 	near, err := a.w.Lab.Client().CoreV1().Nodes().Get(ctx, a.near.Name, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func (a *arena) hulkPods(ctx context.Context) ([]*pod, error) {
 }
 
 // macOf returns the MAC address of the first router that the near node knows.
-func (a *arena) macOf(ctx context.Context, routers []netip.Addr) (mac string, err error) {
+func (a *attackSetup) macOf(ctx context.Context, routers []netip.Addr) (mac string, err error) {
 	err = a.w.Lab.Wait(ctx, fmt.Sprintf("%s to know a MAC address of the routers %v", a.near.Name, routers), func(ctx context.Context) (bool, string, error) {
 		var list []struct{ Dst, LLAddr string }
 		if err := nodeJSON(ctx, a.near, "ip -j neigh show dev br-ex", &list); err != nil {
@@ -107,9 +107,9 @@ func claims(address netip.Addr, mac string, to netip.Addr) []attack.Attempt {
 	return []attack.Attempt{echo, claim, own}
 }
 
-// posing is the part in which pods on a Localnet network claim the addresses of nodes and of the router.
-// A host beside the cluster hears the same claims of an address that nobody has.
-func (a *arena) posing(ctx context.Context, m *round) (part, error) {
+// impersonation is the part in which pods on a Localnet network claim the addresses of nodes and of the router.
+// A host beside the cluster receives the same claims of an address that nobody has.
+func (a *attackSetup) impersonation(ctx context.Context, m *round) (part, error) {
 	victim := actor{machine: a.w.Lab.External()}
 	if err := m.listen(ctx, victim, attack.Listener{Kind: "sniff"}); err != nil {
 		return part{}, err
@@ -141,8 +141,8 @@ func (a *arena) posing(ctx context.Context, m *round) (part, error) {
 }
 
 // copies is the part in which the near node sends to the other node and to the router, and pods that
-// requested these hosts' MAC addresses listen. A pod with another MAC address hears what is for it.
-func (a *arena) copies(ctx context.Context, m *round) (part, error) {
+// requested these hosts' MAC addresses listen. A pod with another MAC address receives what is for it.
+func (a *attackSetup) copies(ctx context.Context, m *round) (part, error) {
 	out := part{what: "the nodes' own packets, to pods on a Localnet network"}
 	for _, name := range []string{liar, taker, routed} {
 		p := actor{pod: a.pods[name]}
@@ -183,7 +183,7 @@ func (a *arena) copies(ctx context.Context, m *round) (part, error) {
 // onLocalnet is the part in which a pod that a Localnet network puts among the nodes sends
 // forged datagrams to the overlay's port of the other node, from every kind of socket. The
 // same ways lead to another port there.
-func (a *arena) onLocalnet(ctx context.Context, m *round) (part, error) {
+func (a *attackSetup) onLocalnet(ctx context.Context, m *round) (part, error) {
 	pod := actor{pod: a.pods["grey-2"]}
 	berth := a.annotations["grey-2"]["grey/berth"]
 	var own []netip.Addr
@@ -195,7 +195,7 @@ func (a *arena) onLocalnet(ctx context.Context, m *round) (part, error) {
 	var arrives []*trial
 	for _, x := range ways {
 		if slices.Contains(x.How, "tagged") || slices.Contains(x.How, "etype=0x88cc") {
-			continue // an untagged network carries no tags, and no server hears the other
+			continue // an untagged network carries no tags, and no server receives the other
 		}
 		x.Port = listenedPort
 		arrives = append(arrives, &trial{pod, x})
@@ -203,5 +203,5 @@ func (a *arena) onLocalnet(ctx context.Context, m *round) (part, error) {
 	if len(arrives) == 0 {
 		return part{}, fmt.Errorf("grey-2 has no way to %s from %v", a.far.Name, own)
 	}
-	return out, m.untilHeard(ctx, "grey-2 to reach "+a.far.Name, actor{machine: a.far}, arrives)
+	return out, m.untilReceived(ctx, "grey-2 to reach "+a.far.Name, actor{machine: a.far}, arrives)
 }

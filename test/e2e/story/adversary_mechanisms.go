@@ -59,7 +59,7 @@ func (s sample) stopped(mechanisms []mechanism) bool {
 
 // eachMechanismAlone removes the mechanisms one after the other. An attack must not arrive while
 // a mechanism that stops it is there, and must arrive without.
-func (a *arena) eachMechanismAlone(ctx context.Context) (string, error) {
+func (a *attackSetup) eachMechanismAlone(ctx context.Context) (string, error) {
 	// Nothing is forwarded out of a VRF, whatever its routes: this one leads to the
 	// external host.
 	if err := a.routesOut(ctx, "replace"); err != nil {
@@ -70,7 +70,7 @@ func (a *arena) eachMechanismAlone(ctx context.Context) (string, error) {
 }
 
 // routesOut adds or deletes routes in amber's VRF to the external host.
-func (a *arena) routesOut(ctx context.Context, verb string) error {
+func (a *attackSetup) routesOut(ctx context.Context, verb string) error {
 	var script []string
 	for _, to := range addrs(a.w.Lab.External()) {
 		script = append(script, fmt.Sprintf("ip route %s %s dev br-ex vrf %s", verb, to, a.nodes[a.near.Name].master[a.amber.Name]))
@@ -78,7 +78,7 @@ func (a *arena) routesOut(ctx context.Context, verb string) error {
 	return a.script(ctx, strings.Join(script, " && "))
 }
 
-func (a *arena) removeMechanisms(ctx context.Context) (string, error) {
+func (a *attackSetup) removeMechanisms(ctx context.Context) (string, error) {
 	// The agent may still be removing what an earlier check has deleted.
 	if _, err := a.w.steady(ctx, false); err != nil {
 		return "", err
@@ -137,7 +137,7 @@ func (a *arena) removeMechanisms(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d attempts with mechanisms missing, each as expected; then the agent put them back", total), nil
 }
 
-func (a *arena) script(ctx context.Context, script string) error {
+func (a *attackSetup) script(ctx context.Context, script string) error {
 	res, err := a.near.Run(ctx, script)
 	if err == nil && res.ExitCode != 0 {
 		err = fmt.Errorf("%s on %s: exit %d: %s", script, a.near.Name, res.ExitCode, res.Stderr)
@@ -146,7 +146,7 @@ func (a *arena) script(ctx context.Context, script string) error {
 }
 
 // samples are attacks of every kind, by all actors. local: in local gateway mode.
-func (a *arena) samples(local bool) []sample {
+func (a *attackSetup) samples(local bool) []sample {
 	tenant, nobody := actor{pod: a.pods["amber-host"], container: "root"}, actor{pod: a.pods["amber-host"], container: "nobody"}
 	outside := actor{pod: a.pods["grey-host"], container: "root"}
 	v := a.victim("green-1", false)
@@ -216,7 +216,7 @@ func discovery(list []attack.Attempt) []attack.Attempt {
 }
 
 // withMechanisms makes all samples' attempts while only the given mechanisms stand.
-func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, error) {
+func (a *attackSetup) withMechanisms(ctx context.Context, standing []mechanism) (int, error) {
 	local, err := a.w.localGateway(ctx)
 	if err != nil {
 		return 0, err
@@ -227,7 +227,7 @@ func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, 
 			return 0, err
 		}
 	}
-	if err := m.listen(ctx, a.greenHost(), abstractEars()...); err != nil {
+	if err := m.listen(ctx, a.greenHost(), abstractListeners()...); err != nil {
 		return 0, err
 	}
 	external := actor{machine: a.w.Lab.External()}
@@ -235,25 +235,25 @@ func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, 
 		return 0, err
 	}
 	spies := []actor{{pod: a.pods["grey-host"], container: "root"}, {pod: a.pods["amber-host"], container: "root"}}
-	ears := []struct {
+	cases := []struct {
 		what    string
-		stopped mechanism // by which the ear hears nothing of green
+		stopped mechanism // by which the listener receives nothing of green
 		attack.Listener
 	}{
 		{"a raw socket", guardMechanism, attack.Listener{Kind: "raw-icmp"}}, {"a raw IPv6 socket", guardMechanism, attack.Listener{Kind: "raw-icmp", IPv6: true}},
 		{"a packet socket", lsmMechanism, attack.Listener{Kind: "sniff-device", Device: a.green.Port.Name}},
 	}
 	var listeners []attack.Listener
-	for i := 0; i < len(ears); {
+	for i := 0; i < len(cases); {
 		family := netip.IPv4Unspecified()
-		if ears[i].IPv6 {
+		if cases[i].IPv6 {
 			family = netip.IPv6Unspecified()
 		}
-		if ears[i].Device == "" && !a.w.has(family) { // green sends nothing to it
-			ears = slices.Delete(ears, i, i+1)
+		if cases[i].Device == "" && !a.w.has(family) { // green sends nothing to it
+			cases = slices.Delete(cases, i, i+1)
 			continue
 		}
-		listeners = append(listeners, ears[i].Listener)
+		listeners = append(listeners, cases[i].Listener)
 		i++
 	}
 	for _, p := range spies {
@@ -273,7 +273,7 @@ func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, 
 	}
 	// Green talks to its node, for the programs that listen there.
 	sent := trials([]actor{{pod: a.pods["green-1"]}}, pings(a.green.Nodes))
-	// These arrive whatever mechanisms stand. They come last, so that hearing them shows
+	// These arrive whatever mechanisms stand. They come last, so that receiving them shows
 	// that all earlier packets have arrived or never will.
 	end := trials([]actor{a.admin()}, pings(slices.Concat(a.victim("green-1", false).Addrs, a.victim("green-2", false).Addrs)))
 	for i := range end {
@@ -285,14 +285,14 @@ func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, 
 	if err := m.try(ctx, pointers(end)); err != nil {
 		return 0, err
 	}
-	err = a.w.Lab.Wait(ctx, "the administrator's own pings to be heard", func(ctx context.Context) (bool, string, error) {
+	err = a.w.Lab.Wait(ctx, "the administrator's own pings to be received", func(ctx context.Context) (bool, string, error) {
 		ids := map[int]bool{}
 		for _, v := range []string{"green-1", "green-2"} {
-			heard, err := m.heardSoFar(ctx, v)
+			received, err := m.receivedSoFar(ctx, v)
 			if err != nil {
 				return false, "", err
 			}
-			maps.Copy(ids, heard)
+			maps.Copy(ids, received)
 		}
 		for _, t := range end {
 			if !ids[t.attempt.ID] {
@@ -304,7 +304,7 @@ func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, 
 	if err != nil {
 		return 0, err
 	}
-	heard, err := m.end(ctx)
+	received, err := m.end(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -312,7 +312,7 @@ func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, 
 	for i, s := range samples {
 		victims := map[int]bool{}
 		for _, v := range s.victims {
-			for id := range idsOf(heard[v]) {
+			for id := range idsOf(received[v]) {
 				victims[id] = true
 			}
 		}
@@ -326,19 +326,19 @@ func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, 
 		}
 	}
 	for _, p := range spies {
-		if len(heard[p.String()]) != len(ears) {
-			errs = append(errs, fmt.Errorf("%s reports %d listeners of %d", p, len(heard[p.String()]), len(ears)))
+		if len(received[p.String()]) != len(cases) {
+			errs = append(errs, fmt.Errorf("%s reports %d listeners of %d", p, len(received[p.String()]), len(cases)))
 			continue
 		}
-		for i, h := range heard[p.String()] {
-			// Packets of its own network it may hear; only green's count.
+		for i, h := range received[p.String()] {
+			// Packets of its own network it may receive; only green's count.
 			green := slices.ContainsFunc(sent, func(t trial) bool { return slices.Contains(h.IDs, t.attempt.ID) })
-			if got, want := green, !slices.Contains(standing, ears[i].stopped); got != want {
-				errs = append(errs, fmt.Errorf("with only %v in place: %s receives green's packets through %s: %t, want %t (%s)", standing, p, ears[i].what, got, want, h.Refused))
+			if got, want := green, !slices.Contains(standing, cases[i].stopped); got != want {
+				errs = append(errs, fmt.Errorf("with only %v in place: %s receives green's packets through %s: %t, want %t (%s)", standing, p, cases[i].what, got, want, h.Refused))
 			}
 		}
 	}
-	return len(all) + len(ears)*len(spies), errors.Join(errs...)
+	return len(all) + len(cases)*len(spies), errors.Join(errs...)
 }
 
 func pings(to []netip.Addr) []attack.Attempt {

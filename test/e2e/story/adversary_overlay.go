@@ -43,7 +43,7 @@ ports: [{name: overlay, port: %[4]d, protocol: UDP}, {name: beyond, port: %[5]d,
 // throughGateway is the part in which a tenant's pod and one of the cluster default network,
 // whose packets leave with the node's address, send forged datagrams to the overlay's port of
 // the other node: to its address, and to a service that the latter's user writes.
-func (a *arena) throughGateway(ctx context.Context, m *round) (part, error) {
+func (a *attackSetup) throughGateway(ctx context.Context, m *round) (part, error) {
 	manifest := fmt.Sprintf(overlayService, overlayPort, beyondPort)
 	for i, to := range a.encap[a.far.Name] {
 		manifest += fmt.Sprintf(overlayEndpoints, i, addressType(to), to.String(), tunnelPort, listenedPort)
@@ -91,20 +91,20 @@ func (a *arena) throughGateway(ctx context.Context, m *round) (part, error) {
 	}
 	// The service leads to the other node, and so does the tenant's gateway: on another port,
 	// everything arrives.
-	return out, m.untilHeard(ctx, "service grey/overlay and amber's gateway to lead to "+a.far.Name, far, arrives)
+	return out, m.untilReceived(ctx, "service grey/overlay and amber's gateway to lead to "+a.far.Name, far, arrives)
 }
 
-// untilHeard repeats trials until the listener has heard each of them.
-func (m *round) untilHeard(ctx context.Context, what string, listener actor, trials []*trial) error {
+// untilReceived repeats trials until the listener has received each of them.
+func (m *round) untilReceived(ctx context.Context, what string, listener actor, trials []*trial) error {
 	return m.w.Lab.Wait(ctx, what, func(ctx context.Context) (bool, string, error) {
 		if err := m.try(ctx, trials); err != nil {
 			return false, "", err
 		}
-		heard, err := m.heardSoFar(ctx, listener.String())
+		received, err := m.receivedSoFar(ctx, listener.String())
 		var missing []*trial
 		var keys []string
 		for _, t := range trials {
-			if !heard[t.attempt.ID] {
+			if !received[t.attempt.ID] {
 				missing, keys = append(missing, t), append(keys, t.key()+": "+m.sendErrors[t.attempt.ID])
 			}
 		}

@@ -31,9 +31,9 @@ metadata: {name: balancer, namespace: green}
 spec: {ipFamilyPolicy: PreferDualStack, type: LoadBalancer, externalTrafficPolicy: Local, selector: {pod: green-1}, ports: [{port: 80, targetPort: 8080}]}
 `
 
-// thief is a host-network pod of amber whose probes name ports of the node's servers.
-func (a *arena) thief() (*pod, string) {
-	p := &pod{Namespace: "amber", Name: "amber-thief", Node: a.near.Name, Tenant: "amber", HostNetwork: true}
+// listener is a host-network pod of amber whose probes name ports of the node's servers.
+func (a *attackSetup) listener() (*pod, string) {
+	p := &pod{Namespace: "amber", Name: "amber-listener", Node: a.near.Name, Tenant: "amber", HostNetwork: true}
 	manifest := fmt.Sprintf(`
 apiVersion: v1
 kind: Pod
@@ -60,7 +60,7 @@ spec:
 
 // ordinary checks that an ordinary server in a tenant's host-network pod is reached
 // by kubelet, the pod's other containers and the tenant's pods.
-func (a *arena) ordinary(ctx context.Context) (string, error) {
+func (a *attackSetup) ordinary(ctx context.Context) (string, error) {
 	host := a.pods["green-host"]
 	obj, err := a.w.Lab.Client().CoreV1().Pods(host.Namespace).Get(ctx, host.Name, metav1.GetOptions{})
 	if err != nil {
@@ -100,13 +100,13 @@ func (a *arena) ordinary(ctx context.Context) (string, error) {
 }
 
 // localAddrs are loopback addresses and the node's, outside all networks.
-func (a *arena) localAddrs() []netip.Addr {
+func (a *attackSetup) localAddrs() []netip.Addr {
 	return append(a.w.loopback(), addrs(a.near)...)
 }
 
 // capture checks a tenant's host-network pod that listens on ports of the node's
 // servers and names them in its probes: only its own network reaches it.
-func (a *arena) capture(ctx context.Context) (string, error) {
+func (a *attackSetup) capture(ctx context.Context) (string, error) {
 	etcd, err := a.near.Start(ctx, fmt.Sprintf("exec %s/netprobe serve --name etcd --listen :%d", toolsDir, etcdPort))
 	if err != nil {
 		return "", err
@@ -131,7 +131,7 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 		return "", err
 	}
 	healthPort := int(balancer.Spec.HealthCheckNodePort)
-	p, manifest := a.thief()
+	p, manifest := a.listener()
 	if err := a.w.Lab.Apply(ctx, manifest); err != nil {
 		return "", err
 	}
@@ -140,7 +140,7 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 	if err := a.w.ready(ctx, p); err != nil {
 		return "", err
 	}
-	thief := actor{pod: p, container: "c0"}
+	listener := actor{pod: p, container: "c0"}
 	m := newRound(a.w)
 	ports := []int{kubeletPort, etcdPort, freePort, healthPort}
 	var listeners []attack.Listener
@@ -159,7 +159,7 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 	// On a slow machine a pod may run some seconds before its sockets are bound to its network: those that share a
 	// port with the node's servers cannot listen then.
 	err = a.w.Lab.Wait(ctx, "the pod's server to share a port with the node's", func(ctx context.Context) (bool, string, error) {
-		if err := m.listen(ctx, thief, listeners...); err != nil {
+		if err := m.listen(ctx, listener, listeners...); err != nil {
 			return false, "", err
 		}
 		res, err := a.near.Run(ctx, fmt.Sprintf("ss -Hltn 'sport = :%d'", etcdPort))
@@ -228,17 +228,17 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 	}
 	attempts = append(attempts, later...)
 	// Its own network reaches it on all these ports. These calls come last, so that
-	// hearing them shows that all earlier ones have arrived or never will.
+	// receiving them shows that all earlier ones have arrived or never will.
 	own := trials([]actor{{pod: a.pods["amber-1"]}}, to(a.nodes[a.near.Name].addrs[a.amber.Name], ports...))
-	var heard map[int]bool
+	var received map[int]bool
 	for range 4 {
 		if err := m.try(ctx, pointers(own)); err != nil {
 			return "", err
 		}
-		if heard, err = m.heardSoFar(ctx, thief.String()); err != nil {
+		if received, err = m.receivedSoFar(ctx, listener.String()); err != nil {
 			return "", err
 		}
-		own = slices.DeleteFunc(own, func(t trial) bool { return heard[t.attempt.ID] })
+		own = slices.DeleteFunc(own, func(t trial) bool { return received[t.attempt.ID] })
 		if len(own) == 0 {
 			break
 		}
@@ -248,7 +248,7 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 		errs = append(errs, fmt.Errorf("its own network's server does not receive from %s: %s (the sender's error: %q)", t.by, t.key(), m.sendErrors[t.attempt.ID]))
 	}
 	for _, t := range attempts {
-		if heard[t.attempt.ID] {
+		if received[t.attempt.ID] {
 			errs = append(errs, fmt.Errorf("%s's call was captured: %s", t.by, t.key()))
 		}
 	}

@@ -27,7 +27,7 @@ const (
 // forgedReplies is the part in which host-network pods forge answers to what green-1 sends out of
 // the cluster, to its gateway router. Root outside all pods can. stop ends green-1's sending.
 // In local gateway mode there is none: pods' packets leave by the host, not by that router.
-func (a *arena) forgedReplies(ctx context.Context) (out part, stop func(), err error) {
+func (a *attackSetup) forgedReplies(ctx context.Context) (out part, stop func(), err error) {
 	stop = func() {}
 	if local, err := a.w.localGateway(ctx); err != nil || local {
 		return out, stop, err
@@ -66,7 +66,7 @@ func (a *arena) forgedReplies(ctx context.Context) (out part, stop func(), err e
 
 // portOutside waits until green-1's datagrams to the server leave the node, and returns the port that they have when
 // they leave its gateway router, and the address and port that they have outside. An attacker who does not know these tries all.
-func (a *arena) portOutside(ctx context.Context, router, server netip.Addr) (port uint16, outside netip.AddrPort, err error) {
+func (a *attackSetup) portOutside(ctx context.Context, router, server netip.Addr) (port uint16, outside netip.AddrPort, err error) {
 	from, to := regexp.QuoteMeta(router.String()), regexp.QuoteMeta(server.String())
 	entry := regexp.MustCompile(fmt.Sprintf(`orig=\(src=%s,dst=%s,sport=(\d+),dport=%d\),reply=\(src=%[2]s,dst=([^,]+),sport=%[3]d,dport=(\d+)\)`, from, to, askedPort))
 	err = a.w.Lab.Wait(ctx, fmt.Sprintf("datagrams of %s to %s to leave %s", router, server, a.near.Name), func(ctx context.Context) (bool, string, error) {

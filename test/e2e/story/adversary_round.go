@@ -135,7 +135,7 @@ func (m *round) listen(ctx context.Context, p actor, listeners ...attack.Listene
 	})
 }
 
-// end stops all listening programs and returns what each heard.
+// end stops all listening programs and returns what each received.
 func (m *round) end(ctx context.Context) (map[string][]adversary.Received, error) {
 	out := map[string][]adversary.Received{}
 	var mu sync.Mutex
@@ -144,36 +144,36 @@ func (m *round) end(ctx context.Context) (map[string][]adversary.Received, error
 		if err != nil {
 			return fmt.Errorf("%s listened: %w", name, err)
 		}
-		heard, err := lastHeard(text)
+		received, err := parseReceived(text)
 		mu.Lock()
 		defer mu.Unlock()
-		out[name] = heard
+		out[name] = received
 		return err
 	})
 	m.listeners = map[string]program{}
 	return out, err
 }
 
-// heardSoFar asks a listening program for the ids that it has heard.
-func (m *round) heardSoFar(ctx context.Context, name string) (map[int]bool, error) {
+// receivedSoFar asks a listening program for the ids that it has received.
+func (m *round) receivedSoFar(ctx context.Context, name string) (map[int]bool, error) {
 	c := m.listeners[name]
 	before := strings.Count(c.output(), "\n")
 	if _, err := c.Write([]byte("?\n")); err != nil {
-		return nil, fmt.Errorf("ask %s what it heard: %w", name, err)
+		return nil, fmt.Errorf("ask %s what it received: %w", name, err)
 	}
-	err := m.w.Lab.Wait(ctx, name+" to say what it heard", func(context.Context) (bool, string, error) {
+	err := m.w.Lab.Wait(ctx, name+" to say what it received", func(context.Context) (bool, string, error) {
 		return strings.Count(c.output(), "\n") > before, "", nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	heard, err := lastHeard(c.output())
-	return idsOf(heard), err
+	received, err := parseReceived(c.output())
+	return idsOf(received), err
 }
 
-func idsOf(heard []adversary.Received) map[int]bool {
+func idsOf(received []adversary.Received) map[int]bool {
 	ids := map[int]bool{}
-	for _, h := range heard {
+	for _, h := range received {
 		for _, id := range h.IDs {
 			ids[id] = true
 		}
@@ -181,13 +181,13 @@ func idsOf(heard []adversary.Received) map[int]bool {
 	return ids
 }
 
-func lastHeard(text string) ([]adversary.Received, error) {
+func parseReceived(text string) ([]adversary.Received, error) {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
-	var heard []adversary.Received
-	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &heard); err != nil {
-		return nil, fmt.Errorf("what was heard: %w in %.200q", err, text)
+	var received []adversary.Received
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &received); err != nil {
+		return nil, fmt.Errorf("what was received: %w in %.200q", err, text)
 	}
-	return heard, nil
+	return received, nil
 }
 
 // try assigns ids and makes the attempts: one actor's in sequence, those of
@@ -243,7 +243,7 @@ func (m *round) try(ctx context.Context, trials []*trial) error {
 type part struct {
 	what              string
 	attacks, controls []trial
-	victims           []string // the actors whose hearing counts
+	victims           []string // the actors whose receptions count
 	// elsewhere are attacks that no control repeats: another port is shown to be reached the same way.
 	elsewhere []trial
 }
@@ -272,15 +272,15 @@ func (m *round) verify(ctx context.Context, parts ...part) error {
 	if err := m.try(ctx, attacks); err != nil {
 		return err
 	}
-	heard, err := m.tryControls(ctx, parts, controls)
+	received, err := m.tryControls(ctx, parts, controls)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, p := range parts {
-		unheard := p.unheard(heard, m.sendErrors)
+		notReceived := p.notReceived(received, m.sendErrors)
 		for _, t := range slices.Concat(p.attacks, p.elsewhere) {
-			if p.heard(heard, t) {
+			if p.received(received, t) {
 				errs = append(errs, fmt.Errorf("%s: %s reached a victim: %s (the sender's error: %q)", p.what, t.by, t.key(), m.sendErrors[t.attempt.ID]))
 			}
 		}
@@ -293,24 +293,24 @@ func (m *round) verify(ctx context.Context, parts ...part) error {
 				errs = append(errs, fmt.Errorf("%s: no control uses the attempt %s", p.what, t.key()))
 			}
 		}
-		for _, key := range slices.Sorted(maps.Keys(unheard)) {
-			errs = append(errs, fmt.Errorf("%s: no control was received through the attempt %s: %s", p.what, key, unheard[key]))
+		for _, key := range slices.Sorted(maps.Keys(notReceived)) {
+			errs = append(errs, fmt.Errorf("%s: no control was received through the attempt %s: %s", p.what, key, notReceived[key]))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// heard reports whether one of the part's victims heard the trial.
-func (p part) heard(by map[string]map[int]bool, t trial) bool {
+// received reports whether one of the part's victims received the trial.
+func (p part) received(by map[string]map[int]bool, t trial) bool {
 	return slices.ContainsFunc(p.victims, func(v string) bool { return by[v][t.attempt.ID] })
 }
 
-// unheard are the ways none of whose controls was heard, with the senders' errors.
-func (p part) unheard(by map[string]map[int]bool, sendErrors map[int]string) map[string]string {
+// notReceived are the ways none of whose controls was received, with the senders' errors.
+func (p part) notReceived(by map[string]map[int]bool, sendErrors map[int]string) map[string]string {
 	out := map[string]string{}
 	reached := map[string]bool{}
 	for _, t := range p.controls {
-		if p.heard(by, t) {
+		if p.received(by, t) {
 			reached[t.key()] = true
 		}
 	}
@@ -322,26 +322,26 @@ func (p part) unheard(by map[string]map[int]bool, sendErrors map[int]string) map
 	return out
 }
 
-// tryControls makes the controls, and repeats those of ways that were not heard, up
+// tryControls makes the controls, and repeats those of ways that were not received, up
 // to three times: on a busy machine a connection times out before it is answered.
 func (m *round) tryControls(ctx context.Context, parts []part, controls []*trial) (map[string]map[int]bool, error) {
-	heard := map[string]map[int]bool{}
+	received := map[string]map[int]bool{}
 	for range 4 {
 		if err := m.try(ctx, controls); err != nil {
 			return nil, err
 		}
 		for name := range m.listeners {
-			ids, err := m.heardSoFar(ctx, name)
+			ids, err := m.receivedSoFar(ctx, name)
 			if err != nil {
 				return nil, err
 			}
-			heard[name] = ids
+			received[name] = ids
 		}
 		controls = nil
 		for i := range parts {
-			unheard := parts[i].unheard(heard, m.sendErrors)
+			notReceived := parts[i].notReceived(received, m.sendErrors)
 			for j := range parts[i].controls {
-				if _, is := unheard[parts[i].controls[j].key()]; is {
+				if _, is := notReceived[parts[i].controls[j].key()]; is {
 					controls = append(controls, &parts[i].controls[j])
 				}
 			}
@@ -350,5 +350,5 @@ func (m *round) tryControls(ctx context.Context, parts []part, controls []*trial
 			break
 		}
 	}
-	return heard, nil
+	return received, nil
 }

@@ -32,7 +32,7 @@ spec:
 var greenExternal = []netip.Addr{netip.MustParseAddr("198.51.100.20"), netip.MustParseAddr("2001:db8:10::20")}
 
 // stageService creates green's service and adds it to the scenario.
-func (a *arena) stageService(ctx context.Context, s *writes.Scenario) error {
+func (a *attackSetup) stageService(ctx context.Context, s *writes.Scenario) error {
 	var quoted []string
 	external := a.w.served(greenExternal)
 	for _, ip := range external {
@@ -69,16 +69,16 @@ func (a *arena) stageService(ctx context.Context, s *writes.Scenario) error {
 
 // greenServed checks that green's pods, and a host outside the cluster at its external addresses,
 // are answered by green's service, and by nobody else.
-func (a *arena) greenServed(ctx context.Context, s *writes.Scenario) error {
+func (a *attackSetup) greenServed(ctx context.Context, s *writes.Scenario) error {
 	var servers []string
 	for _, name := range []string{"green-1", "green-2", "green-3"} {
 		servers = append(servers, "green/"+name)
 	}
-	cluster, err := a.w.clusterIPs(ctx, s.Victim, s.VictimService, writes.LuredPort)
+	cluster, err := a.w.clusterIPs(ctx, s.Victim, s.VictimService, writes.DivertedPort)
 	if err != nil {
 		return err
 	}
-	external := addrTargets("tcp", a.w.served(greenExternal), writes.LuredPort)
+	external := addrTargets("tcp", a.w.served(greenExternal), writes.DivertedPort)
 	for _, name := range []string{"green-1", "green-2"} {
 		if _, err := a.w.allAnswer(ctx, a.pods[name], slices.Concat(cluster, external), servers); err != nil {
 			return fmt.Errorf("%s to green's service: %w", name, err)
@@ -97,26 +97,26 @@ func (a *arena) greenServed(ctx context.Context, s *writes.Scenario) error {
 	return nil
 }
 
-// lured checks that amber's services lead amber's pods to nobody but amber, that green's service
+// diverted checks that amber's services lead amber's pods to nobody but amber, that green's service
 // is served as before, and that one of amber's services works: else the others prove nothing.
-func (a *arena) lured(ctx context.Context, s writes.Scenario) error {
+func (a *attackSetup) diverted(ctx context.Context, s writes.Scenario) error {
 	list, err := a.w.Lab.Client().CoreV1().Services(s.Attacker).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	var tried, working []string
 	for _, service := range list.Items {
-		targets, err := a.w.clusterIPs(ctx, s.Attacker, service.Name, writes.LuredPort)
+		targets, err := a.w.clusterIPs(ctx, s.Attacker, service.Name, writes.DivertedPort)
 		if err != nil {
 			return err
 		}
 		tried = append(tried, targets...)
-		if service.Name == "lured-external" {
+		if service.Name == "diverted-external" {
 			working = targets
 		}
 	}
 	for _, ip := range s.Taken {
-		at := netip.AddrPortFrom(ip, writes.LuredPort).String()
+		at := netip.AddrPortFrom(ip, writes.DivertedPort).String()
 		tried = append(tried, "tcp:"+at, "udp:"+at)
 	}
 	var errs []error
@@ -134,6 +134,6 @@ func (a *arena) lured(ctx context.Context, s writes.Scenario) error {
 // isExternal reports whether a target is one of greenExternal.
 func isExternal(target string) bool {
 	return slices.ContainsFunc(greenExternal, func(ip netip.Addr) bool {
-		return strings.HasSuffix(target, ":"+netip.AddrPortFrom(ip, writes.LuredPort).String())
+		return strings.HasSuffix(target, ":"+netip.AddrPortFrom(ip, writes.DivertedPort).String())
 	})
 }

@@ -18,9 +18,9 @@ import (
 	"bulkhead/test/lab"
 )
 
-// arena is the adversary's fixture: the tenant green, which is attacked, the tenant
+// attackSetup is the adversary's fixture: the tenant green, which is attacked, the tenant
 // amber, which attacks, and pods of the default network (grey).
-type arena struct {
+type attackSetup struct {
 	w           *World
 	near, far   *lab.Node // the attackers' node, and another
 	green       adversary.Network
@@ -94,21 +94,21 @@ var ordinaryServer = fmt.Sprintf(`
     livenessProbe: {tcpSocket: {port: %[1]d, host: 127.0.0.1}, periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 60}
 `, serverPort, grpcPort)
 
-// setUpArena creates the tenants and their pods.
-func setUpArena(ctx context.Context, w *World) (err error) {
-	w.arena, err = newArena(ctx, w)
+// setUpAdversary creates the tenants and their pods.
+func setUpAdversary(ctx context.Context, w *World) (err error) {
+	w.adversary, err = newAttackSetup(ctx, w)
 	return err
 }
 
-// undoArena resets the sysctl and the mapping that newArena sets.
-func undoArena(ctx context.Context, w *World) error {
-	w.arena = nil
+// undoAdversary resets the sysctl and the mapping that newAttackSetup sets.
+func undoAdversary(ctx context.Context, w *World) error {
+	w.adversary = nil
 	return errors.Join(w.mapPhysical(ctx, harbor, false), allowPings(ctx, w.Lab.Nodes()[0], "1 0"))
 }
 
-func newArena(ctx context.Context, w *World) (*arena, error) {
+func newAttackSetup(ctx context.Context, w *World) (*attackSetup, error) {
 	nodes := w.Lab.Nodes()
-	a := &arena{w: w, near: nodes[0], far: nodes[len(nodes)-1], pods: map[string]*pod{}, interfaces: map[string]map[string]adversary.Interface{},
+	a := &attackSetup{w: w, near: nodes[0], far: nodes[len(nodes)-1], pods: map[string]*pod{}, interfaces: map[string]map[string]adversary.Interface{},
 		annotations: map[string]network.PodNetworks{}, nodes: map[string]nodeLinks{}, nodeIDs: map[string]int{}, encap: map[string][]netip.Addr{}}
 	// The address plans do not overlap, so that a packet that arrives cannot have been
 	// sent to another pod with the same address.
@@ -162,7 +162,7 @@ func allowPings(ctx context.Context, node *lab.Node, groups string) error {
 }
 
 // learn reads all names, addresses and ids, which attackers are assumed to know.
-func (a *arena) learn(ctx context.Context) error {
+func (a *attackSetup) learn(ctx context.Context) error {
 	for _, n := range []*lab.Node{a.near, a.far} {
 		links, err := readLinks(ctx, n)
 		if err != nil {
@@ -244,7 +244,7 @@ func readLinks(ctx context.Context, n *lab.Node) (nodeLinks, error) {
 }
 
 // readPorts reads the host ends of pods' interfaces.
-func (a *arena) readPorts(ctx context.Context, n *lab.Node) error {
+func (a *attackSetup) readPorts(ctx context.Context, n *lab.Node) error {
 	var table struct{ Data [][]any }
 	if err := nodeJSON(ctx, n, "ovs-vsctl --format=json --columns=name,external_ids list Interface", &table); err != nil {
 		return err
@@ -272,7 +272,7 @@ func (a *arena) readPorts(ctx context.Context, n *lab.Node) error {
 
 // victim describes a pod by its interface on its primary network or, if locked, on
 // the cluster default network.
-func (a *arena) victim(name string, locked bool) adversary.Victim {
+func (a *attackSetup) victim(name string, locked bool) adversary.Victim {
 	v := adversary.Victim{Name: name}
 	ifname := "ovn-udn1"
 	for key, n := range a.annotations[name] {

@@ -34,14 +34,14 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: amber-author}
 `
 
 // author is a client that impersonates another user.
-func (a *arena) author(c rest.ImpersonationConfig) (client.Client, error) {
+func (a *attackSetup) author(c rest.ImpersonationConfig) (client.Client, error) {
 	config := a.w.Lab.RESTConfig()
 	config.Impersonate = c
 	return client.New(config, client.Options{})
 }
 
 // stage is what amber's author and the near node's token write about.
-func (a *arena) stage(ctx context.Context) (writes.Scenario, error) {
+func (a *attackSetup) stage(ctx context.Context) (writes.Scenario, error) {
 	s := writes.Scenario{Attacker: "amber", Victim: "green", Network: "net", Pod: "amber-1", VictimPod: "green-1",
 		VictimEntry: a.annotations["green-1"]["green/net"], Node: a.near.Name, OtherNode: a.far.Name, OtherPod: [2]string{"green", "green-2"}}
 	for ns, id := range map[string]*string{s.Attacker: &s.AttackerID, s.Victim: &s.VictimID} {
@@ -64,7 +64,7 @@ func (a *arena) stage(ctx context.Context) (writes.Scenario, error) {
 
 // writes makes the table's API writes against running nodes. It compares NADs, pods
 // and Nodes, the nodes' states, and which pods reach each other.
-func (a *arena) writes(ctx context.Context) (string, error) {
+func (a *attackSetup) writes(ctx context.Context) (string, error) {
 	if err := a.w.Lab.Apply(ctx, amberAuthor); err != nil {
 		return "", err
 	}
@@ -123,12 +123,12 @@ func (a *arena) writes(ctx context.Context) (string, error) {
 		errs = append(errs, err, a.unmoved(ctx, admin, s, before, p.what))
 		switch p.what {
 		case writesServices:
-			errs = append(errs, a.lured(ctx, s))
+			errs = append(errs, a.diverted(ctx, s))
 		case writesPods:
 			errs = append(errs, a.madeReachNobody(ctx, s))
 		}
 	}
-	errs = append(errs, a.strangers(ctx, []string{"amber-1"}, "green-1", "green-2"))
+	errs = append(errs, a.unreached(ctx, []string{"amber-1"}, "green-1", "green-2"))
 	// Once more: a first comparison may come before the controllers' reaction to the last writes.
 	errs = append(errs, a.unmoved(ctx, admin, s, before, "all of them"))
 	errs = append(errs, a.clear(ctx, admin, s), a.w.asBefore(ctx, rows, false))
@@ -139,7 +139,7 @@ func (a *arena) writes(ctx context.Context) (string, error) {
 }
 
 // unmoved waits until all accepted writes are repaired.
-func (a *arena) unmoved(ctx context.Context, admin client.Client, s writes.Scenario, before writes.Facts, what string) error {
+func (a *attackSetup) unmoved(ctx context.Context, admin client.Client, s writes.Scenario, before writes.Facts, what string) error {
 	mine := func(fact string) bool {
 		return slices.ContainsFunc([]string{"Pod amber/made", "Pod amber/bound", "NetworkAttachmentDefinition amber/third"}, func(own string) bool {
 			return strings.HasPrefix(fact, own)
@@ -150,13 +150,13 @@ func (a *arena) unmoved(ctx context.Context, admin client.Client, s writes.Scena
 		if err != nil {
 			return false, "", err
 		}
-		d := slices.Concat(now.Differences(before, mine), now.SharedIDs(), now.Stolen(s))
+		d := slices.Concat(now.Differences(before, mine), now.SharedIDs(), now.TakenOver(s))
 		return len(d) == 0, strings.Join(d, "\n"), nil
 	})
 }
 
-// strangers checks that pods do not reach the others, which reach each other.
-func (a *arena) strangers(ctx context.Context, from []string, others ...string) error {
+// unreached checks that pods do not reach the others, which reach each other.
+func (a *attackSetup) unreached(ctx context.Context, from []string, others ...string) error {
 	var errs []error
 	for _, to := range others {
 		list := targets(a.pods[to].Primary...)
@@ -185,7 +185,7 @@ func (a *arena) strangers(ctx context.Context, from []string, others ...string) 
 
 // madeReachNobody pings the victim from all pods that the author has created and that run, whatever
 // networks their annotations request. Each of them reaches a pod of its author's own network.
-func (a *arena) madeReachNobody(ctx context.Context, s writes.Scenario) error {
+func (a *attackSetup) madeReachNobody(ctx context.Context, s writes.Scenario) error {
 	var running []string
 	if err := a.w.Lab.Wait(ctx, "pods that their author made to run", func(ctx context.Context) (bool, string, error) {
 		pods, err := a.w.Lab.Client().CoreV1().Pods(s.Attacker).List(ctx, metav1.ListOptions{})
@@ -230,7 +230,7 @@ func (a *arena) madeReachNobody(ctx context.Context, s writes.Scenario) error {
 }
 
 // clear deletes what the author has created.
-func (a *arena) clear(ctx context.Context, admin client.Client, s writes.Scenario) error {
+func (a *attackSetup) clear(ctx context.Context, admin client.Client, s writes.Scenario) error {
 	var errs []error
 	bare := `{"metadata":{"finalizers":null}}`
 	service := writes.Write{Verb: writes.Delete, Of: writes.Service, Namespace: s.Victim, Name: s.VictimService}
@@ -258,7 +258,7 @@ func (a *arena) clear(ctx context.Context, admin client.Client, s writes.Scenari
 
 // ending deletes amber's network under amber-1 and creates a new tenant, which must
 // not get the network id that amber-1 still uses.
-func (a *arena) ending(ctx context.Context, tenant, admin client.Client, s writes.Scenario, before writes.Facts) error {
+func (a *attackSetup) ending(ctx context.Context, tenant, admin client.Client, s writes.Scenario, before writes.Facts) error {
 	if _, err := writes.Run(ctx, tenant, admin, s.Deletions()); err != nil {
 		return err
 	}
@@ -290,5 +290,5 @@ func (a *arena) ending(ctx context.Context, tenant, admin client.Client, s write
 	if id == "" {
 		err = errors.New("teal has no id")
 	}
-	return errors.Join(err, a.strangers(ctx, []string{"amber-1"}, "teal-1", "teal-2"))
+	return errors.Join(err, a.unreached(ctx, []string{"amber-1"}, "teal-1", "teal-2"))
 }

@@ -24,7 +24,7 @@ import (
 
 func bgpChecks() []Check {
 	return []Check{
-		{Chapter: 3, Title: "BGP: pods of a network without an overlay reach each other over the nodes' link; other networks' do not", Phase: phaseDeletion, Needs: needs(fixturePlain, fixtureTenants, fixtureBGP, fixtureFly), Run: noOverlayReached, Timeout: 20 * time.Minute, Group: groupBGP},
+		{Chapter: 3, Title: "BGP: pods of a network without an overlay reach each other over the nodes' link; other networks' do not", Phase: phaseDeletion, Needs: needs(fixturePlain, fixtureTenants, fixtureBGP, fixtureBrief), Run: noOverlayReached, Timeout: 20 * time.Minute, Group: groupBGP},
 		{Chapter: 3, Title: "BGP: networks with the same subnets, each advertised in a VRF of its own, reach their own pods and the router of their own", Phase: phaseDeletion, Needs: needs(fixturePlain, fixtureTenants, fixtureLite), Run: liteReached, Timeout: 15 * time.Minute, Group: groupVRFLite},
 		{Chapter: 3, Title: "BGP: a network's pods reach each other by the routes of a router outside the cluster, also after its restart", Phase: phaseDeletion, Needs: needs(fixturePlain, fixtureTenants, fixtureMist), Run: routerReached, Timeout: 25 * time.Minute, Group: groupReflector},
 	}

@@ -187,13 +187,13 @@ func (w *World) networksComeAndGo(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := w.Lab.Apply(ctx, w.tenantManifest("fly", 36)); err != nil {
+		if err := w.Lab.Apply(ctx, w.tenantManifest("brief", 36)); err != nil {
 			return err
 		}
 		if err := each(w.Lab.Nodes(), func(n *lab.Node) error { return wait(n, counts[n.Name]+1) }); err != nil {
 			return err
 		}
-		if err := w.deleteNamespaces(ctx, "fly"); err != nil {
+		if err := w.deleteNamespaces(ctx, "brief"); err != nil {
 			return err
 		}
 		if err := each(w.Lab.Nodes(), func(n *lab.Node) error { return wait(n, counts[n.Name]) }); err != nil {

@@ -73,10 +73,10 @@ func hostPortsReached(ctx context.Context, w *World) (_ string, err error) {
 	greedy, manifest := hostPortPod("blue", "blue", "greedy", first.Name, kubeletPort)
 	all := append(pods, greedy)
 	manifests = append(manifests, manifest)
-	thief, stolen := hostPortPod("blue", "blue", "thief", first.Name, hostPorts[1].port)
+	second, secondManifest := hostPortPod("blue", "blue", "second", first.Name, hostPorts[1].port)
 	defer func() {
 		end := context.WithoutCancel(ctx)
-		err = errors.Join(err, each(append(all, thief), func(p *pod) error { return w.deletePod(end, p) }))
+		err = errors.Join(err, each(append(all, second), func(p *pod) error { return w.deletePod(end, p) }))
 		if err == nil {
 			err = w.Lab.Wait(end, "host ports of deleted pods to be closed", func(ctx context.Context) (bool, string, error) {
 				got, err := nodeProbe(ctx, w.Lab.External(), 3*time.Second, hostPortTargets(first, hostPorts[1].port)...)
@@ -96,10 +96,10 @@ func hostPortsReached(ctx context.Context, w *World) (_ string, err error) {
 			return "", err
 		}
 	}
-	if err := w.Lab.Apply(ctx, stolen); err != nil {
+	if err := w.Lab.Apply(ctx, secondManifest); err != nil {
 		return "", err
 	}
-	if err := w.refusedByKubelet(ctx, thief); err != nil {
+	if err := w.refusedByKubelet(ctx, second); err != nil {
 		return "", err
 	}
 	// Kubelet, not the greedy pod, has its port.

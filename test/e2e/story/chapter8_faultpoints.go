@@ -19,7 +19,7 @@ import (
 
 func faultPointChecks() []Check {
 	return []Check{{Chapter: 8, Title: "the agent is killed after an operation while a network is created and deleted: nothing enters the network, and nothing remains", Phase: phaseFaults,
-		Needs: needs(fixturePlain, fixtureTenants, fixtureFly), Run: agentFaultPoints, Timeout: 40 * time.Minute, Group: groupFaultPoints}}
+		Needs: needs(fixturePlain, fixtureTenants, fixtureBrief), Run: agentFaultPoints, Timeout: 40 * time.Minute, Group: groupFaultPoints}}
 }
 
 // The agent makes more system calls that change the world than these while the network,
@@ -47,7 +47,7 @@ func agentFaultPoints(ctx context.Context, w *World) (string, error) {
 			return 1 + i*of/rounds + sampling.Part(what+strconv.Itoa(i), seed, of/rounds)
 		}
 		create, remove := point("creation", callsOfCreation), point("deletion", callsOfDeletion)
-		tries, err := w.fly(ctx, create, remove)
+		tries, err := w.createAndDelete(ctx, create, remove)
 		if err != nil {
 			return "", fmt.Errorf("killed after call %d of the creation, %d of the deletion: %w", create, remove, err)
 		}
@@ -57,10 +57,10 @@ func agentFaultPoints(ctx context.Context, w *World) (string, error) {
 	return "after calls " + strings.Join(done, ", "), nil
 }
 
-// fly creates a namespace with a network and pods, and kills the agent after create of its calls. It
+// createAndDelete creates a namespace with a network and pods, and kills the agent after create of its calls. It
 // then deletes the namespace, and kills the agent after remove calls. Meanwhile the node and pods of
 // other networks try to reach the new pods. It returns how many rounds they tried.
-func (w *World) fly(ctx context.Context, create, remove int) (rounds int, err error) {
+func (w *World) createAndDelete(ctx context.Context, create, remove int) (rounds int, err error) {
 	node, last := w.Lab.Nodes()[0], w.Lab.Nodes()[len(w.Lab.Nodes())-1]
 	before, err := w.steady(ctx, false)
 	if err != nil {
@@ -68,7 +68,7 @@ func (w *World) fly(ctx context.Context, create, remove int) (rounds int, err er
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, w.deleteNamespaces(context.WithoutCancel(ctx), "fly"))
+			err = errors.Join(err, w.deleteNamespaces(context.WithoutCancel(ctx), "brief"))
 		}
 	}()
 	// Addresses of the network that its pods may get on the node.
@@ -82,19 +82,19 @@ func (w *World) fly(ctx context.Context, create, remove int) (rounds int, err er
 			}
 		}
 	}
-	intruders, err := w.trespass(ctx, node, "fly/", candidates)
+	pollers, err := w.startPollers(ctx, node, "brief/", candidates)
 	if err != nil {
 		return 0, err
 	}
 	defer func() {
-		for _, i := range intruders {
+		for _, i := range pollers {
 			i.kill()
 		}
 	}()
-	pods := []*pod{{Namespace: "fly", Name: "fly-1", Node: node.Name, Tenant: "fly"}, {Namespace: "fly", Name: "fly-2", Node: last.Name, Tenant: "fly"}}
-	host, manifest := hostNetworkPod("fly", "fly-host", node.Name, "fly", "")
+	pods := []*pod{{Namespace: "brief", Name: "brief-1", Node: node.Name, Tenant: "brief"}, {Namespace: "brief", Name: "brief-2", Node: last.Name, Tenant: "brief"}}
+	host, manifest := hostNetworkPod("brief", "brief-host", node.Name, "brief", "")
 	if err := w.killAgentAt(ctx, node, create, func() error {
-		if err := w.Lab.Apply(ctx, w.tenantManifest("fly", 36)+"---"+manifest); err != nil {
+		if err := w.Lab.Apply(ctx, w.tenantManifest("brief", 36)+"---"+manifest); err != nil {
 			return err
 		}
 		return w.create(ctx, pods...)
@@ -112,7 +112,7 @@ func (w *World) fly(ctx context.Context, create, remove int) (rounds int, err er
 	want := map[string]string{}
 	for _, a := range pods[0].Primary {
 		t := "tcp:" + netip.AddrPortFrom(a, 8080).String()
-		want[t] = "fly/fly-1"
+		want[t] = "brief/brief-1"
 		if !slices.Contains(candidates, t) {
 			return 0, fmt.Errorf("nobody has tried %s: the list of addresses is wrong", t)
 		}
@@ -120,10 +120,10 @@ func (w *World) fly(ctx context.Context, create, remove int) (rounds int, err er
 	if _, err := w.reach(ctx, host, "nobody", want); err != nil {
 		return 0, fmt.Errorf("the host-network pod to its network: %w", err)
 	}
-	if err := w.killAgentAt(ctx, node, remove, func() error { return w.deleteNamespaces(ctx, "fly") }); err != nil {
+	if err := w.killAgentAt(ctx, node, remove, func() error { return w.deleteNamespaces(ctx, "brief") }); err != nil {
 		return 0, fmt.Errorf("delete: %w", err)
 	}
-	for who, i := range intruders {
+	for who, i := range pollers {
 		n, err := i.end(ctx)
 		if err != nil {
 			return 0, fmt.Errorf("%s: %w", who, err)
@@ -174,29 +174,29 @@ func (w *World) killAgentAt(ctx context.Context, n *lab.Node, after int, do func
 	return backAgain(ctx, w, n, pattern, old)
 }
 
-// intruder tries to reach servers until it is ended.
-type intruder struct {
+// poller tries to reach servers until it is ended.
+type poller struct {
 	kill func()
 	end  func(ctx context.Context) (rounds int, err error)
 }
 
-// trespass has a process of the node's, a pod of the default network and one of red's on it
+// startPollers has a process of the node's, a pod of the default network and one of red's on it
 // try to reach servers of an owner.
-func (w *World) trespass(ctx context.Context, node *lab.Node, owner string, candidates []string) (map[string]intruder, error) {
-	command := []string{"netprobe", "trespass", "-owner", owner}
+func (w *World) startPollers(ctx context.Context, node *lab.Node, owner string, candidates []string) (map[string]poller, error) {
+	command := []string{"netprobe", "poll", "-owner", owner}
 	command = append(command, candidates...)
-	out := map[string]intruder{}
+	out := map[string]poller{}
 	p, err := node.Start(ctx, "exec "+toolsDir+"/"+strings.Join(command, " "))
 	if err != nil {
 		return nil, err
 	}
-	out[node.Name] = intruder{kill: func() { _ = p.Kill() }, end: func(context.Context) (int, error) {
+	out[node.Name] = poller{kill: func() { _ = p.Kill() }, end: func(context.Context) (int, error) {
 		p.CloseStdin()
 		res, err := p.Wait()
 		if err != nil || res.ExitCode != 0 {
 			return 0, fmt.Errorf("exit %d: %s: %w", res.ExitCode, res.Stderr, err)
 		}
-		return trespassed(res.Stdout)
+		return pollRounds(res.Stdout)
 	}}
 	for _, tenant := range []string{"", "red"} {
 		pods := w.tenant(tenant)
@@ -209,19 +209,19 @@ func (w *World) trespass(ctx context.Context, node *lab.Node, owner string, cand
 		if err != nil {
 			return out, err
 		}
-		out[pods[i].Name] = intruder{kill: s.kill, end: func(ctx context.Context) (int, error) {
+		out[pods[i].Name] = poller{kill: s.kill, end: func(ctx context.Context) (int, error) {
 			text, err := s.wait(ctx)
 			if err != nil {
 				return 0, err
 			}
-			return trespassed(text)
+			return pollRounds(text)
 		}}
 	}
 	return out, nil
 }
 
-// trespassed reads what netprobe trespass has printed.
-func trespassed(text string) (rounds int, err error) {
+// pollRounds reads what netprobe poll has printed.
+func pollRounds(text string) (rounds int, err error) {
 	if i := strings.Index(text, "answered"); i >= 0 {
 		return 0, errors.New(strings.TrimSpace(text[i:]))
 	}

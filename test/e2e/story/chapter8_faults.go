@@ -93,7 +93,7 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bo
 		return "", err
 	}
 	if pattern == clusterRole {
-		if err := w.ledAgain(ctx, leader, before); err != nil {
+		if err := w.awaitNewLeader(ctx, leader, before); err != nil {
 			return "", err
 		}
 	}
@@ -202,16 +202,16 @@ func (w *World) leader(ctx context.Context) (string, error) {
 	return *lease.Spec.HolderIdentity, nil
 }
 
-// ledAgain waits until another cluster controller leads and has created and deleted a network, and
+// awaitNewLeader waits until another cluster controller leads and has created and deleted a network, and
 // then until the nodes are as before.
-func (w *World) ledAgain(ctx context.Context, former string, before map[string]snapshot) (err error) {
+func (w *World) awaitNewLeader(ctx context.Context, former string, before map[string]snapshot) (err error) {
 	if err := w.Lab.Wait(ctx, "another cluster controller to lead", func(ctx context.Context) (bool, string, error) {
 		now, err := w.leader(ctx)
 		return now != former, now, err
 	}); err != nil {
 		return err
 	}
-	const namespace = "heir"
+	const namespace = "newleader"
 	defer func() {
 		err = errors.Join(err, w.deleteNamespaces(context.WithoutCancel(ctx), namespace))
 		if err == nil {

@@ -45,18 +45,18 @@ var (
 	fixtureRedHost    = &fixture{name: "a host-network pod of red", needs: []*fixture{fixtureTenants}, setUp: setUpRedHost}
 	fixtureOthers     = &fixture{name: "networks of other topologies, bad networks and bad NADs", needs: []*fixture{fixtureNetworks}, setUp: setUpOthers,
 		namespaces: []string{"inputs", "small", "routeless", "beside"}, cudns: []string{"floor", "small", "routeless", "beside"}}
-	fixtureBusy   = &fixture{name: "a network to delete", late: true, setUp: setUpBusy, namespaces: []string{"indigo"}}
-	fixtureFly    = &fixture{name: "what a check with faults creates", late: true, setUp: func(context.Context, *World) error { return nil }, namespaces: []string{"fly"}}
-	fixtureMultus = &fixture{name: "Multus on a node", late: true, setUp: setUpMultus, namespaces: []string{"sand"}, undo: undoMultus}
-	fixtureFRR    = &fixture{name: "FRR and frr-k8s", late: true, setUp: setUpFRR, undo: undoFRR}
-	fixtureBGP    = &fixture{name: "a network without an overlay", needs: []*fixture{fixtureFRR}, late: true, setUp: setUpBGP, namespaces: []string{"sky"}, cudns: []string{"sky"}}
-	fixtureSwift  = &fixture{name: "networks to compare, with Geneve and without an overlay", needs: []*fixture{fixtureFRR}, late: true, setUp: setUpThroughput, namespaces: []string{withGeneve, withoutOverlay}, cudns: []string{withoutOverlay}}
-	fixtureLite   = &fixture{name: "networks in their own VRFs, with a router each", needs: []*fixture{fixtureFRR}, late: true, setUp: setUpLite, namespaces: []string{"lite1", "lite2", "lite3"}, cudns: []string{"lite1", "lite2", "lite3"}, undo: undoLite}
-	fixtureMist   = &fixture{name: "a network whose routes a router outside passes on", needs: []*fixture{fixtureFRR}, late: true, setUp: setUpMist, namespaces: []string{"mist"}, cudns: []string{"mist"}, undo: undoMist}
-	fixtureFerry  = &fixture{name: "a virtual machine's network", late: true, setUp: setUpFerry, namespaces: []string{"ferry"}, cudns: []string{"pier"}, undo: undoFerry}
-	fixtureArena  = &fixture{name: "the adversary's arena", late: true, setUp: setUpArena, namespaces: []string{"green", "amber", "grey", "slate", "teal", lab.IngressNamespace}, cudns: []string{"berth", "hulk"}, undo: undoArena}
+	fixtureBusy      = &fixture{name: "a network to delete", late: true, setUp: setUpBusy, namespaces: []string{"indigo"}}
+	fixtureBrief     = &fixture{name: "what a check with faults creates", late: true, setUp: func(context.Context, *World) error { return nil }, namespaces: []string{"brief"}}
+	fixtureMultus    = &fixture{name: "Multus on a node", late: true, setUp: setUpMultus, namespaces: []string{"sand"}, undo: undoMultus}
+	fixtureFRR       = &fixture{name: "FRR and frr-k8s", late: true, setUp: setUpFRR, undo: undoFRR}
+	fixtureBGP       = &fixture{name: "a network without an overlay", needs: []*fixture{fixtureFRR}, late: true, setUp: setUpBGP, namespaces: []string{"sky"}, cudns: []string{"sky"}}
+	fixtureSwift     = &fixture{name: "networks to compare, with Geneve and without an overlay", needs: []*fixture{fixtureFRR}, late: true, setUp: setUpThroughput, namespaces: []string{withGeneve, withoutOverlay}, cudns: []string{withoutOverlay}}
+	fixtureLite      = &fixture{name: "networks in their own VRFs, with a router each", needs: []*fixture{fixtureFRR}, late: true, setUp: setUpLite, namespaces: []string{"lite1", "lite2", "lite3"}, cudns: []string{"lite1", "lite2", "lite3"}, undo: undoLite}
+	fixtureMist      = &fixture{name: "a network whose routes a router outside passes on", needs: []*fixture{fixtureFRR}, late: true, setUp: setUpMist, namespaces: []string{"mist"}, cudns: []string{"mist"}, undo: undoMist}
+	fixtureFerry     = &fixture{name: "a virtual machine's network", late: true, setUp: setUpFerry, namespaces: []string{"ferry"}, cudns: []string{"pier"}, undo: undoFerry}
+	fixtureAdversary = &fixture{name: "the adversary's tenants", late: true, setUp: setUpAdversary, namespaces: []string{"green", "amber", "grey", "slate", "teal", lab.IngressNamespace}, cudns: []string{"berth", "hulk"}, undo: undoAdversary}
 
-	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureLayer2, fixtureLayer2Host, fixtureServices, fixtureSCTP, fixtureSecondary, fixtureIngress, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureFly, fixtureMultus, fixtureSwift, fixtureLite, fixtureMist, fixtureBGP, fixtureFRR, fixtureFerry, fixtureArena}
+	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureLayer2, fixtureLayer2Host, fixtureServices, fixtureSCTP, fixtureSecondary, fixtureIngress, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureBrief, fixtureMultus, fixtureSwift, fixtureLite, fixtureMist, fixtureBGP, fixtureFRR, fixtureFerry, fixtureAdversary}
 )
 
 func needs(f ...*fixture) []*fixture { return f }

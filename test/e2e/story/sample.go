@@ -54,7 +54,7 @@ var (
 	groupKillCluster  = &group{name: "kill -9 of the cluster controller", cost: 2 * time.Minute, once: true}
 	groupMasquerade   = &group{name: "another masquerade range", cost: 10 * time.Minute}
 	groupFaultPoints  = &group{name: "kill -9 of the agent after an operation", cost: 4 * time.Minute}
-	// Each with the arena.
+	// Each with the adversary's tenants.
 	groupAttacks    = &group{name: "adversary: attempts", cost: 8 * time.Minute}
 	groupCapture    = &group{name: "adversary: node ports", cost: 6 * time.Minute}
 	groupEarly      = &group{name: "adversary: new host-network pods", cost: 5 * time.Minute, once: true}

@@ -52,7 +52,7 @@ const (
 	phaseHost                   // host-network pods
 	phaseFaults                 // serial: kills processes, measures times
 	phaseDeletion               // serial
-	phaseArena                  // serial: the adversary's checks stop agents and remove mechanisms
+	phaseAdversary              // serial: the adversary's checks stop agents and remove mechanisms
 	phases
 )
 
@@ -98,13 +98,13 @@ type World struct {
 }
 
 type shared struct {
-	mu       sync.Mutex
-	pods     map[string]*pod // by name
-	setUps   map[*fixture]*setUp
-	baseline map[string]snapshot // by node, before the first fixture
-	arena    *arena
-	probers  map[proberOf]*prober
-	asking   chan struct{} // see inTurn
+	mu        sync.Mutex
+	pods      map[string]*pod // by name
+	setUps    map[*fixture]*setUp
+	baseline  map[string]snapshot // by node, before the first fixture
+	adversary *attackSetup
+	probers   map[proberOf]*prober
+	asking    chan struct{} // see inTurn
 }
 
 // NewWorld connects to the lab and puts the story's tools on its nodes.

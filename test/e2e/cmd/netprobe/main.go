@@ -31,7 +31,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return errors.New("usage: netprobe serve|check|answer|watch|sink|flood|trespass")
+		return errors.New("usage: netprobe serve|check|answer|watch|sink|flood|poll")
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -85,13 +85,13 @@ func run(args []string) error {
 			return err
 		}
 		return watch(ctx, *ping, *tcp, *every)
-	case "trespass":
+	case "poll":
 		owner := fs.String("owner", "", "what the names of the servers begin with that must not answer")
 		timeout := fs.Duration("timeout", 2*time.Second, "timeout of each target")
 		if err := fs.Parse(args[1:]); err != nil {
 			return err
 		}
-		return trespass(ctx, *owner, fs.Args(), *timeout, os.Stdin, os.Stdout)
+		return poll(ctx, *owner, fs.Args(), *timeout, os.Stdin, os.Stdout)
 	case "sink":
 		listen := fs.String("listen", ":8081", "address for TCP")
 		echo := fs.Bool("echo", false, "send everything back")
@@ -108,7 +108,7 @@ func run(args []string) error {
 		}
 		return flood(ctx, *to, *d, *echo)
 	default:
-		return fmt.Errorf("unknown command %q; usage: netprobe serve|check|answer|watch|sink|flood|trespass", args[0])
+		return fmt.Errorf("unknown command %q; usage: netprobe serve|check|answer|watch|sink|flood|poll", args[0])
 	}
 }
 

@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// trespass checks targets again and again until in ends or ctx does. It prints each target that
+// poll checks targets again and again until in ends or ctx does. It prints each target that
 // is answered by a server whose name begins with owner, once, and at the end how many rounds
 // it has tried.
-func trespass(ctx context.Context, owner string, targets []string, timeout time.Duration, in io.Reader, out io.Writer) error {
+func poll(ctx context.Context, owner string, targets []string, timeout time.Duration, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {

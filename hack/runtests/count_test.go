@@ -71,7 +71,7 @@ echo '{"Action":"fail","Package":"p"}'
 sleep 0.2
 echo "from standard error" >&2`}}
 	var out buffer
-	if got, want := s.run(t.Context(), &out), (counts{Passed: 1, Failed: 1}); got != want {
+	if got, want := s.run(t.Context(), "", &out), (counts{Passed: 1, Failed: 1}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	for _, want := range []string{"why it failed", "fail  p (0.0s)", "from standard error"} {

@@ -22,7 +22,7 @@ import (
 )
 
 func main() {
-	full := flag.Bool("full", false, "run everything, where samples run otherwise; resume a run of the same tree")
+	full := flag.Bool("full", false, "run everything, where samples run otherwise; resume an earlier run, of the same files")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	total, err := runStages(ctx, *full, flag.Args())
@@ -59,20 +59,20 @@ func runStages(ctx context.Context, full bool, only []string) (total counts, err
 			if len(only) > 0 && !slices.Contains(only, s.name) {
 				continue
 			}
-			c, done, err := passed.get(s.record(ctx))
+			c, done, err := passed.get(s)
 			if err != nil {
 				return total, err
 			}
 			if done {
-				fmt.Printf("=== %s: %s, in an earlier run of this tree\n", s.name, c)
+				fmt.Printf("=== %s: %s, in an earlier run, of the same files\n", s.name, c)
 				total.add(c)
 				continue
 			}
 			left = append(left, s)
 		}
-		for i, c := range runBeside(ctx, left) {
+		for i, c := range runBeside(ctx, left, passed) {
 			total.add(c)
-			if err := passed.put(left[i].record(ctx), c); err != nil {
+			if err := passed.put(left[i], c); err != nil {
 				return total, err
 			}
 		}
@@ -95,7 +95,7 @@ func sideBySide(all []stage) [][]stage {
 
 // runBeside runs stages at the same time, and prints the output of each after that of
 // the one before.
-func runBeside(ctx context.Context, list []stage) []counts {
+func runBeside(ctx context.Context, list []stage, passed passedStages) []counts {
 	results := make([]counts, len(list))
 	outputs := make([]buffer, len(list))
 	var running sync.WaitGroup
@@ -107,7 +107,7 @@ func runBeside(ctx context.Context, list []stage) []counts {
 			}
 			start := time.Now()
 			fmt.Fprintf(out, "=== %s: %s\n", s.name, short(s.args))
-			results[i] = s.run(ctx, out)
+			results[i] = s.run(ctx, passed.seed(ctx, s), out)
 			fmt.Fprintf(out, "=== %s: %s, %s\n", s.name, results[i], time.Since(start).Round(time.Second))
 		})
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -23,8 +24,19 @@ type stage struct {
 	args      []string
 	goTest    bool
 	full      bool // tests run everything, and not samples
-	ownSample bool // its samples are not those of the other stages
+	ownSample bool // its samples are not those of the other stages: ownSeed chooses them
 	beside    bool // runs at the same time as the stage before
+	// reads tells whether the stage's result can depend on a file of the repository, nil if on each.
+	reads func(path string) bool
+}
+
+// isCode reports whether a file is more than text for readers.
+func isCode(path string) bool { return path != "LICENSE" && filepath.Ext(path) != ".md" }
+
+// inLab reports whether a lab's tests can depend on a file. The tests of packages are among them: some run on nodes.
+func inLab(path string) bool {
+	return isCode(path) && !strings.HasPrefix(path, "hack/runtests/") && !strings.HasPrefix(path, "test/api/") &&
+		(!strings.HasPrefix(path, "test/bench/") || strings.HasPrefix(path, "test/bench/proc/"))
 }
 
 // labPackage needs a lab; all other packages run on the test machine.
@@ -69,7 +81,7 @@ func stages(full bool) ([]stage, error) {
 	}
 	api := test("api", "90m", "-race", apiPackage)
 	api.beside = true
-	arm64 := stage{name: "arm64", args: []string{"make", "--no-print-directory", "build-arm64"}}
+	arm64 := stage{name: "arm64", args: []string{"make", "--no-print-directory", "build-arm64"}, reads: isCode}
 	list := []stage{lint, arm64, test("packages", "90m", append([]string{"-race", atATime}, packages...)...), api}
 	// Six labs together cover every pairing of IP families, node count and gateway mode. The first
 	// lab runs all checks. The second runs those that its options can affect. Two stages share the
@@ -85,42 +97,28 @@ func stages(full bool) ([]stage, error) {
 		}
 		if i >= 2 {
 			s := test(name, "90m", args...)
-			s.full, s.ownSample = false, true
+			s.full, s.ownSample, s.reads = false, true, inLab
 			list = append(list, s)
 			continue
 		}
 		for _, part := range []string{"1", "2"} {
-			list = append(list, test(name+"-part"+part, "120m", append(slices.Clone(args), "-part="+part, "-parts=2")...))
+			s := test(name+"-part"+part, "120m", append(slices.Clone(args), "-part="+part, "-parts=2")...)
+			s.reads = inLab
+			list = append(list, s)
 		}
 	}
-	return append(list, stage{name: "fuzz", args: []string{"make", "--no-print-directory", "fuzz", "FUZZTIME=20s"}}), nil
+	return append(list, stage{name: "fuzz", args: []string{"make", "--no-print-directory", "fuzz", "FUZZTIME=20s"}, reads: isCode}), nil
 }
 
-// seed chooses the stage's samples.
-func (s stage) seed(ctx context.Context) string {
-	if s.ownSample {
-		return sampling.Seed(ctx) + "-" + s.name
-	}
-	return sampling.Seed(ctx)
-}
-
-// record names the stage among those that have passed; stages of other samples are others.
-func (s stage) record(ctx context.Context) string {
-	if s.ownSample {
-		return fmt.Sprintf("%s-%08x", s.name, sampling.Hash(s.seed(ctx)))
-	}
-	return s.name
-}
-
-// run runs the stage, prints to output and counts its tests.
-func (s stage) run(ctx context.Context, output io.Writer) counts {
+// run runs the stage with the samples that the seed chooses, prints to output and counts its tests.
+func (s stage) run(ctx context.Context, seed string, output io.Writer) counts {
 	cmd := exec.CommandContext(ctx, s.args[0], s.args[1:]...)
 	if s.full {
 		cmd.Env = append(os.Environ(), sampling.FullEnv+"=1")
 	}
 	if s.goTest && !s.full {
 		// In the environment the seed is part of what go test's cache compares.
-		cmd.Env = append(os.Environ(), sampling.SeedEnv+"="+s.seed(ctx))
+		cmd.Env = append(os.Environ(), sampling.SeedEnv+"="+seed)
 	}
 	// Interrupt the whole process group: go test waits for a test that deletes its
 	// lab, and would leave the lab behind if it ended first.

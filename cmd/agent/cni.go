@@ -22,15 +22,20 @@ func newCNIServer(cfg config.Config, a *agent.Agent, n *node, informers *agent.I
 	return cni.NewServer(cni.Config{Default: cfg.DefaultNetwork, Plan: cfg.Plan, ConfDir: cfg.CNI.ConfDir, Log: log}, pods, n.parts.Cache, a.PodPorts(n.ovs, pods.Get), cni.Kernel{}, cni.APIStatus{Client: clients.Kube}), nil
 }
 
+// cniFiles are the plugin and its configuration on the node.
+func cniFiles(paths config.CNI) cni.Installation {
+	return cni.Installation{Plugin: paths.Plugin, BinDir: paths.BinDir, ConfDir: paths.ConfDir, Socket: paths.Socket, Mark: cni.InstalledMark}
+}
+
 // installCNI installs the plugin and its configuration, with which the
 // container runtime reports the node ready, once the agent is synced. Then it keeps them.
-func installCNI(ctx context.Context, paths config.CNI, a *agent.Agent, server *cni.Server, report func(error)) error {
+func installCNI(ctx context.Context, files cni.Installation, a *agent.Agent, server *cni.Server, report func(error)) error {
 	select {
 	case <-a.Synced():
 	case <-ctx.Done():
 		return nil
 	}
-	server.KeepInstalled(ctx, cni.Installation{Plugin: paths.Plugin, BinDir: paths.BinDir, ConfDir: paths.ConfDir, Socket: paths.Socket, Mark: cni.InstalledMark}, report)
+	server.KeepInstalled(ctx, files, report)
 	return nil
 }
 

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"bulkhead/pkg/agent"
-	"bulkhead/pkg/cni"
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/firewall"
 	"bulkhead/pkg/kube"
@@ -55,7 +54,7 @@ func run(ctx context.Context, args []string) error {
 	if err := process.ServeTCP(ctx, cfg.Listen, public, log); err != nil {
 		return err
 	}
-	if err := cni.RemoveOfLastBoot(cfg.CNI.ConfDir, cni.InstalledMark); err != nil {
+	if err := cniFiles(cfg.CNI).BeginBoot(); err != nil {
 		return err
 	}
 	node, err := openNode(ctx, cfg, opts, log)
@@ -103,7 +102,7 @@ func run(ctx context.Context, args []string) error {
 	start("reconcile", func() error { return a.Run(ctx) })
 	start("serve CNI", func() error { return pods.Serve(ctx, cfg.CNI.Socket) })
 	start("install the CNI plugin", func() error {
-		return installCNI(ctx, cfg.CNI, a, pods, func(err error) { node.parts.Failures.RecordComponent("CNI plugin", err) })
+		return installCNI(ctx, cniFiles(cfg.CNI), a, pods, func(err error) { node.parts.Failures.RecordComponent("CNI plugin", err) })
 	})
 	start("collect ports of deleted pods", func() error { return collectPorts(ctx, pods, log) })
 	start("watch the API", func() error { return a.Watch(ctx, informers, pods.NetworksChanged) })

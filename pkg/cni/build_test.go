@@ -156,22 +156,65 @@ func TestConflist(t *testing.T) {
 	if temporary, _ := filepath.Glob(filepath.Join(dir, ".bulkhead-*")); len(temporary) > 0 {
 		t.Errorf("leftover temporary files: %v", temporary)
 	}
-	// An agent that starts again in the same boot leaves the configuration; the first one of the next boot removes it.
-	mark := filepath.Join(t.TempDir(), "bulkhead", "cni-installed")
-	exists := func() bool { _, err := os.Stat(filepath.Join(dir, ConflistName)); return err == nil }
-	if err := MarkInstalled(mark); err != nil {
-		t.Fatal(err)
+}
+
+// TestBeginBoot: an agent that starts again in the same boot leaves the configuration. The first one of the next boot removes it,
+// unless the container runtime would then use another plugin's: there pods wait with ours, on a new node too.
+func TestBeginBoot(t *testing.T) {
+	const bridge, multus = `{"plugins": [{"type": "bridge"}]}`, `{"type": "multus-shim"}`
+	for name, c := range map[string]struct {
+		file, content string // of another program
+		installed     bool   // before the boot
+		want          bool   // after it
+		reported      bool
+	}{
+		"alone":                         {installed: true},
+		"new":                           {},
+		"another plugin's, later":       {"10-crio-bridge.conflist", bridge, true, true, true},
+		"another plugin's, later, new":  {"87-podman.conflist", bridge, false, true, true},
+		"another plugin's, first":       {"05-other.conf", bridge, true, false, true},
+		"a meta plugin's":               {"00-multus.conf", multus, true, false, false},
+		"a file that is none":           {"99-notes.txt", "x", true, false, false},
+		"a meta plugin's that is later": {"70-multus.conf", multus, true, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, run := t.TempDir(), t.TempDir()
+			plugin := filepath.Join(run, "plugin")
+			if err := os.WriteFile(plugin, []byte("program"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			i := Installation{Plugin: plugin, BinDir: filepath.Join(run, "bin"), ConfDir: dir, Socket: "/run/cni.sock", Mark: filepath.Join(run, "bulkhead", "cni-installed")}
+			exists := func(path string) bool { _, err := os.Stat(path); return err == nil }
+			conflist := filepath.Join(dir, ConflistName)
+			if c.file != "" {
+				writeConf(t, dir, c.file, c.content)
+			}
+			if c.installed {
+				if err := i.install(); err != nil {
+					t.Fatal(err)
+				}
+				if err := i.BeginBoot(); err != nil || !exists(conflist) {
+					t.Errorf("in the same boot: %v, the configuration exists: %t", err, exists(conflist))
+				}
+			}
+			if err := os.RemoveAll(filepath.Dir(i.Mark)); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 { // until the agent is ready
+				if err := i.BeginBoot(); err != nil || exists(conflist) != c.want {
+					t.Errorf("in the next boot: %v, the configuration exists: %t, want %t", err, exists(conflist), c.want)
+				}
+			}
+			if c.want && !exists(filepath.Join(i.BinDir, network.CNIType)) {
+				t.Error("the configuration is there without its plugin")
+			}
+			if err := otherConfigurations(dir); (err != nil) != c.reported || err != nil && !strings.Contains(err.Error(), c.file) {
+				t.Errorf("reported: %v, want %t", err, c.reported)
+			}
+		})
 	}
-	if err := RemoveOfLastBoot(dir, mark); err != nil || !exists() {
-		t.Errorf("in the same boot: %v, the configuration exists: %t", err, exists())
-	}
-	if err := os.RemoveAll(filepath.Dir(mark)); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		if err := RemoveOfLastBoot(dir, mark); err != nil || exists() {
-			t.Errorf("in the next boot: %v, the configuration exists: %t", err, exists())
-		}
+	if err := (Installation{ConfDir: filepath.Join(t.TempDir(), "none"), Mark: "none"}).BeginBoot(); err != nil {
+		t.Errorf("without a directory: %v", err)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"bulkhead/pkg/network"
 )
@@ -55,35 +56,80 @@ func WriteConflist(dir, socket string) error {
 	return replaceFile(path, bytes.NewReader(want), 0o644)
 }
 
+// configurations are the names of the files in dir that a container runtime takes for CNI configurations, in its order: it
+// uses the first.
+func configurations(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir) // sorted by name
+	if err != nil {
+		return nil, fmt.Errorf("read the CNI configurations: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		if ext := filepath.Ext(e.Name()); !e.IsDir() && (ext == ".conf" || ext == ".conflist" || ext == ".json") {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// pluginTypes are the types of the plugins in a configuration.
+func pluginTypes(path string) ([]string, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the CNI configurations: %w", err)
+	}
+	type plugin struct {
+		Type string `json:"type"`
+	}
+	var conf struct {
+		plugin
+		Plugins []plugin `json:"plugins"`
+	}
+	if err := json.Unmarshal(data, &conf); err != nil {
+		return nil, fmt.Errorf("read the CNI configuration %s: %w", path, err)
+	}
+	var types []string
+	for _, p := range append(conf.Plugins, conf.plugin) {
+		types = append(types, p.Type)
+	}
+	return types, nil
+}
+
 // Delegated reports whether a meta plugin calls Bulkhead's plugin: the container runtime
 // uses the first by name of the CNI configurations in dir, and that has other plugins only.
 func Delegated(dir string) (bool, error) {
-	entries, err := os.ReadDir(dir)
+	names, err := configurations(dir)
+	if err != nil || len(names) == 0 {
+		return false, err
+	}
+	types, err := pluginTypes(filepath.Join(dir, names[0]))
+	return err == nil && !slices.Contains(types, network.CNIType), err
+}
+
+// metaPlugins call other plugins, Bulkhead's among them.
+var metaPlugins = []string{"multus", "multus-shim"}
+
+// otherConfigurations returns an error that names the configurations in dir with which pods get no network of Bulkhead. The
+// container runtime uses one that comes before ConflistName, and another one on a node where the agent has not run yet.
+func otherConfigurations(dir string) error {
+	names, err := configurations(dir)
 	if err != nil {
-		return false, fmt.Errorf("read the CNI configurations: %w", err)
+		return err
 	}
-	for _, e := range entries { // sorted by name
-		if ext := filepath.Ext(e.Name()); e.IsDir() || ext != ".conf" && ext != ".conflist" && ext != ".json" {
-			continue
-		}
-		path := filepath.Join(dir, e.Name())
-		data, err := os.ReadFile(path)
+	var others []string
+	for _, name := range names {
+		types, err := pluginTypes(filepath.Join(dir, name))
 		if err != nil {
-			return false, fmt.Errorf("read the CNI configurations: %w", err)
+			return err
 		}
-		type plugin struct {
-			Type string `json:"type"`
+		if !slices.ContainsFunc(types, func(t string) bool { return t == network.CNIType || slices.Contains(metaPlugins, t) }) {
+			others = append(others, name)
 		}
-		var conf struct {
-			plugin
-			Plugins []plugin `json:"plugins"`
-		}
-		if err := json.Unmarshal(data, &conf); err != nil {
-			return false, fmt.Errorf("read the CNI configuration %s: %w", path, err)
-		}
-		return !slices.Contains(append(conf.Plugins, conf.plugin), plugin{network.CNIType}), nil
 	}
-	return false, nil
+	if len(others) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s has configurations of other plugins (%s): pods that the container runtime starts with them have no network of Bulkhead: delete them, and such pods", dir, strings.Join(others, ", "))
 }
 
 // MarkInstalled creates the file that says that the configuration has been installed since the node's boot. It must be on a
@@ -98,13 +144,22 @@ func MarkInstalled(mark string) error {
 	return nil
 }
 
-// RemoveOfLastBoot deletes a configuration that was installed before the node's boot: the node must not be Ready before
-// the agent is. mark is the file of MarkInstalled.
-func RemoveOfLastBoot(dir, mark string) error {
-	if _, err := os.Stat(mark); err == nil {
+// BeginBoot is called before the agent can connect pods. The first call after the node's boot deletes the configuration that was
+// installed before: the node must not be Ready before the agent is. But if the container runtime would use another
+// configuration then, BeginBoot installs the plugin and ours, with which the node's pods wait for the agent.
+func (i Installation) BeginBoot() error {
+	if _, err := os.Stat(i.Mark); err == nil {
 		return nil
 	}
-	if err := os.Remove(filepath.Join(dir, ConflistName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	names, err := configurations(i.ConfDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { return name == ConflistName })
+	if len(names) > 0 && names[0] > ConflistName {
+		return i.installFiles()
+	}
+	if err := os.Remove(filepath.Join(i.ConfDir, ConflistName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the CNI configuration of the last boot: %w", err)
 	}
 	return nil

@@ -4,6 +4,7 @@ package cni
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"time"
 )
@@ -24,25 +25,29 @@ const (
 )
 
 func (i Installation) install() error {
-	// Install the plugin first: the runtime calls it as soon as the configuration exists.
-	if err := InstallPlugin(i.Plugin, i.BinDir); err != nil {
-		return err
-	}
-	if err := WriteConflist(i.ConfDir, i.Socket); err != nil {
+	if err := i.installFiles(); err != nil {
 		return err
 	}
 	return MarkInstalled(i.Mark)
 }
 
+func (i Installation) installFiles() error {
+	// Install the plugin first: the runtime calls it as soon as the configuration exists.
+	if err := InstallPlugin(i.Plugin, i.BinDir); err != nil {
+		return err
+	}
+	return WriteConflist(i.ConfDir, i.Socket)
+}
+
 // KeepInstalled installs the plugin and its configuration, and restores them until ctx ends. The
 // server is ready from the first success on: if the files cannot be restored later, a meta plugin
-// may still call it. report gets the outcome of each try.
+// may still call it. report gets the outcome of each try, which is an error too if there are other plugins' configurations.
 func (s *Server) KeepInstalled(ctx context.Context, i Installation, report func(error)) {
 	ready := false
 	for ctx.Err() == nil {
 		wait := checkInstalled
 		err := i.install()
-		report(err)
+		report(errors.Join(err, otherConfigurations(i.ConfDir)))
 		switch {
 		case err != nil:
 			wait = retryInstall

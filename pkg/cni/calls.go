@@ -209,6 +209,12 @@ func (s *Server) inputs(ctx context.Context, r Request) (in Inputs, missing stri
 			return in, fmt.Sprintf("annotation %s has no entry for %s yet", network.AnnotationPodNetworks, key), nil
 		}
 	}
+	// The zone and this agent watch namespaces each by itself. If one has not seen yet that a namespace was recreated with the
+	// label, they disagree, and the pod would have a tenant's network beside an open interface on the default network, or none.
+	if role := in.Annotation[network.DefaultName].Role; r.NAD == "" && (role == network.RoleInfrastructureLocked) != (in.Primary != "") {
+		return in, fmt.Sprintf("annotation %s gives the pod the role %s on the cluster default network, but namespace %s has the primary network %s: "+
+			"delete the pod if this does not end: it was created before its namespace had the label", network.AnnotationPodNetworks, role, r.Namespace, nameOrNone(in.Primary)), nil
+	}
 	in.Plan = s.conf.Plan
 	in.Networks = map[string]network.Network{}
 	for key, entry := range in.Annotation {

@@ -131,6 +131,26 @@ func TestAddWaitsForInputs(t *testing.T) {
 			delete(a, "ns/blue")
 			d.setPod("uid-1", a)
 		}, supply: func(d *fakeDeps, s *Server) { d.setPod("uid-1", annotation(t, 5)) }, reason: "no entry for ns/blue yet"},
+		// The zone has not seen the namespace's label yet, and decided for a pod of the default network.
+		"open default network": {prepare: func(d *fakeDeps, s *Server) {
+			a := annotation(t, 5)
+			entry := a[network.DefaultName]
+			entry.Role = network.RolePrimary
+			a[network.DefaultName] = entry
+			d.setPod("uid-1", a)
+		}, supply: func(d *fakeDeps, s *Server) { d.setPod("uid-1", annotation(t, 5)) }, reason: "the role primary on the cluster default network, but namespace ns has the primary network ns/blue"},
+		// The agent has not.
+		"locked default network": {prepare: func(d *fakeDeps, s *Server) {
+			a := annotation(t, 5)
+			delete(a, "ns/blue") // as long as nobody else has written it
+			d.setPod("uid-1", a)
+			delete(d.primary, "ns")
+		}, supply: func(d *fakeDeps, s *Server) {
+			d.mu.Lock()
+			d.primary = newFakeDeps().primary
+			d.mu.Unlock()
+			d.setPod("uid-1", annotation(t, 5))
+		}, reason: "the role infrastructure-locked on the cluster default network, but namespace ns has the primary network none"},
 		"primary network": {prepare: func(d *fakeDeps, s *Server) { d.primaryErr = fmt.Errorf("namespace ns: %w", network.ErrNoPrimary) },
 			supply: func(d *fakeDeps, s *Server) { d.mu.Lock(); d.primaryErr = nil; d.mu.Unlock(); s.NetworksChanged() }, reason: "no primary network yet"},
 		"NAD": {prepare: func(d *fakeDeps, s *Server) { delete(d.nads, "ns/blue") },

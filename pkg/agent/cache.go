@@ -50,6 +50,7 @@ func NewCache() *Cache {
 // NADChange is what a changed NAD affects.
 type NADChange struct {
 	IDs        []int // ids of networks to reconcile
+	Members    []int // ids of unchanged networks that may have gained or lost the NAD's namespace with its pods and services
 	Pods       bool  // the primary network of pods in the NAD's namespace may have changed
 	Advertised bool  // the VRFs into which a network is advertised have changed
 	Localnets  bool  // Localnets has changed
@@ -59,8 +60,12 @@ type NADChange struct {
 func (c *Cache) SetNAD(nad network.NAD) NADChange {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if old, ok := c.nads.NAD(nad.Key()); ok && nad.Err != nil && nad.Network.Name == "" {
+	old, ok := c.nads.NAD(nad.Key())
+	if ok && nad.Err != nil && nad.Network.Name == "" {
 		nad.Network = network.Network{Name: old.Network.Name, ID: old.Network.ID} // an unreadable NAD still counts for the network that it named
+	}
+	if ok && reflect.DeepEqual(old, nad) {
+		return NADChange{}
 	}
 	return c.nadChange(nad.Namespace, c.nads.Set(nad))
 }
@@ -76,6 +81,13 @@ func (c *Cache) DeleteNAD(key string) NADChange {
 func (c *Cache) nadChange(namespace string, networks []string) NADChange {
 	change := NADChange{Pods: len(c.podsByNS[namespace]) > 0, Localnets: c.updateLocalnets(networks)}
 	change.IDs, change.Advertised = c.updateNetworks(networks)
+	if change.Pods || c.services.has(namespace) {
+		for _, name := range networks {
+			if id, ok := c.ids[name]; ok && !slices.Contains(change.IDs, id) {
+				change.Members = append(change.Members, id)
+			}
+		}
+	}
 	return change
 }
 
@@ -112,7 +124,7 @@ func (c *Cache) Localnets(own string) []network.Network {
 	return out
 }
 
-// updateNetworks updates networks whose NADs changed, and returns their ids, and whether
+// updateNetworks updates networks whose NADs changed, and returns the ids of those that differ, and whether
 // one is advertised into other VRFs than before. A network whose NADs are all malformed is
 // not deleted: its kernel state stays until a NAD is usable again, or no NAD names the
 // network.
@@ -131,9 +143,12 @@ func (c *Cache) updateNetworks(names []string) (ids []int, advertised bool) {
 			if c.networks[n.ID] == nil {
 				c.networks[n.ID] = map[string]network.Network{}
 			}
-			advertised = advertised || c.networks[n.ID][name].AdvertisedVRFs != n.AdvertisedVRFs
+			before, known := c.networks[n.ID][name]
+			advertised = advertised || before.AdvertisedVRFs != n.AdvertisedVRFs
 			c.networks[n.ID][name] = n
-			ids = append(ids, n.ID)
+			if !known || !reflect.DeepEqual(before, n) {
+				ids = append(ids, n.ID)
+			}
 		case had && (ok || !c.nads.HasNADs(name)):
 			c.deleteNetwork(old, name)
 			ids = append(ids, old)
@@ -152,23 +167,29 @@ func (c *Cache) deleteNetwork(id int, name string) {
 	}
 }
 
-// SetNamespace stores a namespace. It returns whether it changed for pods of this node, and
-// for services that are reached from outside their network.
-func (c *Cache) SetNamespace(name string, n Namespace) (podsAffected, servicesAffected bool) {
+// NamespaceChange is what a changed namespace affects.
+type NamespaceChange struct {
+	Labels   bool // what the agent reads has changed
+	Pods     bool // it changed for pods of this node
+	Services bool // it changed for services that are reached from outside their network
+}
+
+// SetNamespace stores a namespace.
+func (c *Cache) SetNamespace(name string, n Namespace) NamespaceChange {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	was, seen := c.namespaces[name]
 	c.namespaces[name] = n
-	return (!seen || was != n) && len(c.podsByNS[name]) > 0, was != n && len(c.services.byNamespace[name]) > 0
+	return NamespaceChange{Labels: was != n, Pods: (!seen || was != n) && len(c.podsByNS[name]) > 0, Services: was != n && len(c.services.byNamespace[name]) > 0}
 }
 
-// DeleteNamespace forgets a namespace. It returns what SetNamespace does.
-func (c *Cache) DeleteNamespace(name string) (podsAffected, servicesAffected bool) {
+// DeleteNamespace forgets a namespace.
+func (c *Cache) DeleteNamespace(name string) NamespaceChange {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	was, seen := c.namespaces[name]
 	delete(c.namespaces, name)
-	return seen && len(c.podsByNS[name]) > 0, was != Namespace{} && len(c.services.byNamespace[name]) > 0
+	return NamespaceChange{Labels: was != Namespace{}, Pods: seen && len(c.podsByNS[name]) > 0, Services: was != Namespace{} && len(c.services.byNamespace[name]) > 0}
 }
 
 // SetNode stores this Node's id and annotations, and returns whether the id

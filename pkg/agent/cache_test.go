@@ -34,7 +34,7 @@ func TestHostPods(t *testing.T) {
 	if locked, _ := c.IsLocked("shop/new"); !locked {
 		t.Error("before the namespace, a new pod's interface is not locked")
 	}
-	if pods, _ := c.SetNamespace("shop", Namespace{}); !pods {
+	if !c.SetNamespace("shop", Namespace{}).Pods {
 		t.Error("the namespace without a label does not affect its pods")
 	}
 	expect("no label", 0, false)

@@ -96,7 +96,10 @@ func (h eventHandlers) enqueueNAD(c NADChange) {
 		h.expectPods()
 	}
 	h.queue.EnqueueNetworks(c.IDs...)
-	if c.Pods || c.Advertised {
+	if len(c.Members) > 0 {
+		h.queue.EnqueueGateways(append(c.Members, network.DefaultID)...) // services may have left the default network
+	}
+	if c.Pods || c.Advertised || len(c.Members) > 0 {
 		h.queue.EnqueueHosts()
 	}
 	if c.Localnets {
@@ -111,23 +114,21 @@ func (h eventHandlers) setNamespace(o *metav1.PartialObjectMetadata) {
 }
 
 func (h eventHandlers) deleteNamespace(name string) {
-	podsAffected, servicesAffected := h.cache.DeleteNamespace(name)
-	h.namespaceChanged(name, podsAffected, servicesAffected)
+	h.namespaceChanged(name, h.cache.DeleteNamespace(name))
 }
 
 func (h eventHandlers) changeNamespace(name string, n Namespace) {
-	podsAffected, servicesAffected := h.cache.SetNamespace(name, n)
-	h.namespaceChanged(name, podsAffected, servicesAffected)
+	h.namespaceChanged(name, h.cache.SetNamespace(name, n))
 }
 
-func (h eventHandlers) namespaceChanged(name string, podsAffected, servicesAffected bool) {
-	if podsAffected {
+func (h eventHandlers) namespaceChanged(name string, c NamespaceChange) {
+	if c.Pods {
 		h.expectPods()
 	}
-	if podsAffected || servicesAffected || len(h.config.IngressNamespaces) > 0 {
-		h.queue.EnqueueHosts() // nftables has the node ports
+	if c.Pods || c.Services || c.Labels && len(h.config.IngressNamespaces) > 0 {
+		h.queue.EnqueueHosts() // nftables has the node ports, and what ingress pods reach
 	}
-	if servicesAffected {
+	if c.Services {
 		// The event of the primary network's NAD may have come before.
 		h.queue.EnqueueGateways(slices.Compact([]int{network.DefaultID, h.cache.PrimaryID(name)})...)
 	}

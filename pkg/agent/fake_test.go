@@ -215,6 +215,13 @@ func (f *fakeNode) Reconcile(_ context.Context, in hostnet.Inputs) error {
 	return f.hostErr
 }
 
+// hostCount returns how often the host network has been reconciled.
+func (f *fakeNode) hostCount() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.hostReconciles
+}
+
 func (f *fakeNode) Expect(pods []hostnet.Pod, _ []hostnet.Network) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

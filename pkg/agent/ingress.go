@@ -63,6 +63,13 @@ func (c *Cache) Ingress(namespaces []string) *firewall.Ingress {
 	return out
 }
 
+// hasIngressPods reports whether this node has pods that reach all networks' services.
+func (c *Cache) hasIngressPods(namespaces []string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.ContainsFunc(namespaces, func(ns string) bool { return !c.namespaces[ns].Labelled && len(c.podsByNS[ns]) > 0 })
+}
+
 // addIngress adds to eBPF's inputs which host-network pods are ingress pods, and what they reach.
 func (r *hostReconciler) addIngress(in *hostnet.Inputs, ingress *firewall.Ingress) {
 	if ingress == nil {

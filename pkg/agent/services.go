@@ -102,6 +102,9 @@ func (x serviceIndex) set(key string, s service) (namespaces []string) {
 	return slices.Compact(namespaces)
 }
 
+// has reports whether a namespace has services that publish ports.
+func (x serviceIndex) has(namespace string) bool { return len(x.byNamespace[namespace]) > 0 }
+
 func (x serviceIndex) index(key string, s service) {
 	if len(s.published) == 0 {
 		return
@@ -325,10 +328,12 @@ func (h eventHandlers) deleteService(key string) { h.storeService(key, service{}
 func (h eventHandlers) storeService(key string, s service) {
 	networks, clusterChanged := h.cache.SetService(key, s)
 	h.queue.EnqueueGateways(networks...)
-	if clusterChanged || len(networks) > 0 {
+	allowed := clusterChanged && slices.Contains(h.config.AllowedServices, key)
+	// Most services are of no concern to the node, and whoever may create services chooses how often they change.
+	if len(networks) > 0 || allowed || clusterChanged && h.cache.hasIngressPods(h.config.IngressNamespaces) {
 		h.queue.EnqueueHosts()
 	}
-	if clusterChanged && slices.Contains(h.config.AllowedServices, key) {
+	if allowed {
 		for _, n := range h.cache.Networks() {
 			if n.Topology == network.Layer2 { // it has a route to the service
 				h.queue.enqueueNetworkBatched(n.ID)

@@ -118,7 +118,7 @@ func TestPublishedPorts(t *testing.T) {
 	// The service's namespace is not known yet: it may be the default network's.
 	set("red/web", time.Hour, nodePort(30080), network.DefaultID)
 	expect("before the namespace", network.DefaultID, "tcp 30080")
-	if _, services := c.SetNamespace("red", Namespace{Labelled: true}); !services {
+	if !c.SetNamespace("red", Namespace{Labelled: true}).Services {
 		t.Error("the namespace's label does not affect its service")
 	}
 	expect("before the NAD", network.DefaultID)
@@ -229,5 +229,63 @@ func TestLayer2RouteToServices(t *testing.T) {
 		eventually(t, "a route", func() bool { return routes() == "172.30.0.10/32 src 10.20.0.2 table 100007" })
 		f.events().deleteService("kube-system/kube-dns")
 		eventually(t, "no route", func() bool { return routes() == "" })
+	})
+}
+
+// TestHostReconciles: the host network is reconciled for events that concern this node, and not for others: tenants choose
+// how often those happen, and pods wait for a reconcile to end.
+func TestHostReconciles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode(t, func(p *Parts) { p.Config.IngressNamespaces = []string{"edge"} })
+		f.agent.start()
+		f.setNodeID(3)
+		f.setNAD(nad(f.agent.config, "shop", "net", 4))
+		f.events().changeNamespace("shop", Namespace{Labelled: true})
+		eventually(t, "network ready", func() bool { return f.state(4).State == StateReady })
+		service := func(namespace, name string, nodePort int32) *corev1.Service {
+			return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+				Spec: corev1.ServiceSpec{ClusterIPs: []string{"172.30.0.20"}, Ports: []corev1.ServicePort{{Port: 80, NodePort: nodePort}}}}
+		}
+		shared := func(namespace string) network.NAD {
+			n := nad(f.agent.config, namespace, "net", 4)
+			n.Network.Name = "shop_net"
+			return n
+		}
+		advertised := nad(f.agent.config, "shop", "net", 4)
+		advertised.Network.AdvertisedVRFs = "default"
+		for _, c := range []struct {
+			what  string
+			event func()
+			want  bool
+		}{
+			{"a service that publishes nothing", func() { f.events().setService(service("shop", "web", 0)) }, false},
+			{"it is deleted", func() { f.events().deleteService("shop/web") }, false},
+			{"a service with a node port", func() { f.events().setService(service("shop", "web", 30080)) }, true},
+			{"the same again", func() { f.events().setService(service("shop", "web", 30080)) }, false},
+			{"a service that all networks reach", func() { f.events().setService(service("kube-system", "kube-dns", 0)) }, true},
+			{"the same NAD", func() { f.setNAD(nad(f.agent.config, "shop", "net", 4)) }, false},
+			{"another namespace joins the network", func() { f.setNAD(shared("empty")) }, false},
+			{"it leaves", func() { f.events().deleteNAD("empty/net") }, false},
+			{"a service of a namespace that will join", func() { f.events().setService(service("busy", "web", 30081)) }, true},
+			{"its namespace has a network", func() { f.events().changeNamespace("busy", Namespace{Labelled: true}) }, true},
+			{"it joins", func() { f.setNAD(shared("busy")) }, true},
+			{"it leaves the network", func() { f.events().deleteNAD("busy/net") }, true},
+			{"a pod of a namespace that will join", func() { f.setPod(Pod{UID: "u", Namespace: "calm", Name: "web"}) }, true},
+			{"the pod's namespace joins", func() { f.setNAD(shared("calm")) }, true},
+			{"the network is advertised", func() { f.setNAD(advertised) }, true},
+			{"a namespace without labels", func() { f.events().changeNamespace("plain", Namespace{}) }, false},
+			{"a namespace with the label, which ingress pods may reach", func() { f.events().changeNamespace("plain", Namespace{Labelled: true}) }, true},
+			{"the same namespace", func() { f.events().changeNamespace("plain", Namespace{Labelled: true}) }, false},
+			{"an ingress pod", func() { f.setPod(Pod{UID: "i", Namespace: "edge", Name: "router", HostNetwork: true}) }, true},
+			{"a service that it reaches", func() { f.events().setService(service("shop", "api", 0)) }, true},
+		} {
+			time.Sleep(time.Second) // the clock of the test: what came before is done
+			before := f.hostCount()
+			c.event()
+			time.Sleep(time.Second)
+			if got := f.hostCount() > before; got != c.want {
+				t.Errorf("%s: reconciled %t, want %t", c.what, got, c.want)
+			}
+		}
 	})
 }

@@ -56,8 +56,8 @@ func (m podPortManager) storePod(namespace, name string) (pod Pod, running bool)
 		}
 		if running {
 			updatePod(cache, m.hosts.queue, m.hosts.config, pod)
-		} else if cache.DeletePod(namespace + "/" + name) {
-			m.hosts.queue.EnqueueHosts()
+		} else {
+			removePod(cache, m.hosts.queue, m.hosts.config, namespace+"/"+name)
 		}
 		if now, still := m.pod(namespace, name); still == ok && now == o {
 			return pod, running

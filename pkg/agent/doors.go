@@ -5,6 +5,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -184,18 +185,20 @@ func (r *doorReader) rows(ctx context.Context) ([]loader.DoorRow, error) {
 }
 
 func (r *doorReader) rowsOf(ctx context.Context, links []vrf.Link) ([]loader.DoorRow, error) {
+	// Before the ports: an interface that is connected meanwhile is among them.
+	r.mu.Lock()
+	connecting := maps.Clone(r.connecting)
+	r.mu.Unlock()
 	ports, err := r.ovs.ListPods(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list pods' ports: %w", err)
 	}
 	in := r.facts.inputs(ports)
-	r.mu.Lock()
-	for name, d := range r.connecting {
+	for name, d := range connecting {
 		if _, ok := in.pods[name]; !ok {
 			in.pods[name] = d
 		}
 	}
-	r.mu.Unlock()
 	return buildDoors(links, in), nil
 }
 

@@ -115,7 +115,15 @@ func TestGuardPorts(t *testing.T) {
 			return n
 		}
 		eventually(t, "kept while the pod is connected", func() bool { return kept() == len(ports) })
-		doors.connected(ports)
+		// One that is connected while the ports are read is guarded, too.
+		links, err := f.kernel.Links(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.set(func() { f.listed = func() { doors.connected(ports) } })
+		if rows, err := doors.rowsOf(t.Context(), links); err != nil || len(slices.DeleteFunc(rows, func(r loader.DoorRow) bool { return r.Kind != loader.DoorLocked && r.Kind != loader.DoorPod })) != len(ports) {
+			t.Errorf("connected during a read: %+v, %v", rows, err)
+		}
 		if len(doors.connecting) > 0 {
 			t.Errorf("still being connected: %v", doors.connecting)
 		}

@@ -196,13 +196,16 @@ func enqueueHostPorts(c *Cache, q *Queue, cfg config.Config, p Pod, ports []netw
 	}
 }
 
-func (h eventHandlers) deletePod(key string) {
-	old, _ := h.cache.Pod(key)
-	if h.cache.DeletePod(key) || isIngress(h.config, old) {
-		h.queue.EnqueueHosts()
+func (h eventHandlers) deletePod(key string) { removePod(h.cache, h.queue, h.config, key) }
+
+// removePod forgets a pod that is gone or has ended, and enqueues what depended on it.
+func removePod(c *Cache, q *Queue, cfg config.Config, key string) {
+	old, _ := c.Pod(key)
+	if c.DeletePod(key) || isIngress(cfg, old) {
+		q.EnqueueHosts()
 	}
 	if len(old.HostPorts) > 0 {
-		enqueueHostPorts(h.cache, h.queue, h.config, old, old.HostPorts)
+		enqueueHostPorts(c, q, cfg, old, old.HostPorts)
 	}
 }
 

@@ -92,6 +92,8 @@ type fakeNode struct {
 	recorded       []string // events
 	hostInputs     hostnet.Inputs
 	hostReconciles int
+	podPorts       []ovs.PodPort
+	listed         func() // called after ListPods has read podPorts
 	expected       []hostnet.Pod
 	podsSought     int // by PodOf
 	hostErr        error
@@ -248,7 +250,15 @@ func (f *fakeNode) PodOf(cgroup uint64) (string, bool) {
 	return "uid-" + strconv.FormatUint(cgroup, 10), true
 }
 
-func (f *fakeNode) ListPods(context.Context) ([]ovs.PodPort, error) { return nil, nil }
+func (f *fakeNode) ListPods(context.Context) ([]ovs.PodPort, error) {
+	f.mu.Lock()
+	listed, connected := f.listed, f.podPorts
+	f.mu.Unlock()
+	if listed != nil {
+		listed()
+	}
+	return connected, nil
+}
 
 // hosts returns the inputs of the last reconcile of the host network.
 func (f *fakeNode) hosts() hostnet.Inputs {

@@ -168,3 +168,33 @@ func TestHostPorts(t *testing.T) {
 		has()
 	})
 }
+
+// TestPodEndsDuringAdd: if CNI ADD notices first that a pod is gone, the bridge's flows are reconciled for its host ports as
+// after the pod's event.
+func TestPodEndsDuringAdd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode(t)
+		queue := NewQueue(nil) // the agent's own workers would take the keys
+		defer queue.keys.ShutDown()
+		hosts := &hostReconciler{config: f.agent.config, cache: f.agent.cache, queue: queue}
+		f.agent.cache.SetNamespace("shop", Namespace{Labelled: true})
+		f.agent.cache.SetNAD(nad(f.agent.config, "shop", "net", 7))
+		f.events().setPod(hostPortPod("shop", "web", true, corev1.ContainerPort{ContainerPort: 8080, HostPort: 80, HostIP: "127.0.0.1"}))
+		queue.synced.Store(true)
+		m := podPortManager{hosts: hosts, log: f.agent.log, pod: func(string, string) (*corev1.Pod, bool) { return nil, false }}
+		if _, running := m.storePod("shop", "web"); running {
+			t.Error("a pod that is gone runs")
+		}
+		time.Sleep(time.Second) // the clock of the test: events are batched
+		var got []key
+		for queue.keys.Len() > 0 {
+			k, _ := queue.keys.Get()
+			got = append(got, k)
+		}
+		for _, want := range []key{{kindGateway, 7}, {kind: kindHosts}} {
+			if !slices.Contains(got, want) {
+				t.Errorf("enqueued: %v, want %v", got, want)
+			}
+		}
+	})
+}

@@ -237,8 +237,9 @@ func (t *Target) Counters(ctx context.Context) (map[string]uint64, error) {
 type Reconciler struct {
 	Target *Target
 	Log    *slog.Logger // nil: slog.Default
-	// SearchInterval is the least time between two searches for stale connections. A search reads all connections of
-	// the node, and tenants choose how often their services change.
+	// SearchInterval is the least time from a search for stale connections to the next one, which is also at least nine times
+	// as long as the search took: a search reads all connections of the node, tenants choose how often their services
+	// change, and pods that start wait for Reconcile. With 0 searches follow at once.
 	SearchInterval time.Duration
 
 	mu    sync.Mutex
@@ -247,9 +248,9 @@ type Reconciler struct {
 	own   []uint32 // numbers of the last transactions, if they were ours
 	// stale: connections that began with earlier translations may remain, including translations that
 	// changed while the agent was down or another program had changed the table.
-	stale    bool
-	searched time.Time // when they were searched for last
-	failed   bool      // the last search
+	stale  bool
+	search time.Time // when they may be searched for again
+	failed bool      // the last search
 }
 
 // Reconcile applies the desired state for in and returns the operations.
@@ -276,14 +277,16 @@ func (r *Reconciler) Reconcile(ctx context.Context, in Inputs, recheck bool) ([]
 	}
 	r.have = want
 	r.stale = r.stale || slices.ContainsFunc(ops, changesUDP)
-	if r.stale && time.Since(r.searched) >= r.SearchInterval {
-		r.searched = time.Now()
+	if begin := time.Now(); r.stale && !begin.Before(r.search) {
 		err := r.Target.forgetStale(in.udpTranslations())
 		if err != nil {
 			cmp.Or(r.Log, slog.Default()).Warn("some UDP clients may keep their former destination: cannot remove stale connections", "error", err)
 		}
 		r.failed = err != nil
 		r.stale = r.failed
+		if r.SearchInterval > 0 {
+			r.search = time.Now().Add(max(r.SearchInterval, 9*time.Since(begin)))
+		}
 	}
 	return ops, nil
 }
@@ -293,7 +296,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, in Inputs, recheck bool) ([]
 func (r *Reconciler) SearchDue() (after time.Duration, due bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return max(0, r.SearchInterval-time.Since(r.searched)), r.stale && !r.failed
+	return max(0, time.Until(r.search)), r.stale && !r.failed
 }
 
 // apply applies the operations, and stores whose transaction it was.

@@ -376,7 +376,9 @@ func (in Inputs) lockedChain() Chain {
 		c.Rules = append(c.Rules, allow)
 	}
 	// Replies to connections from such a pod to the node; OVN filters those.
-	c.Rules = append(c.Rules, rule("replies", "ct state established,related accept"))
+	// The kernel finds the pod's MAC address, and answers the pod's search for the node's: conntrack does not track that.
+	c.Rules = append(c.Rules, rule("replies", "ct state established,related accept"),
+		rule("neighbour discovery", "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept"))
 	reject("other senders")
 	return c
 }

@@ -229,6 +229,15 @@ func TestSearchesAreLimited(t *testing.T) {
 		if _, due := reconcile(); due || searches != 2 {
 			t.Errorf("a second later: %d searches, another is due: %t", searches, due)
 		}
+		// The longer a search takes, the longer it is to the next one.
+		time.Sleep(time.Second)
+		target.forgetStale = func(translations) error { time.Sleep(2 * time.Second); return nil }
+		in.NodePorts = nodePorts
+		reconcile()
+		in.NodePorts = nil
+		if after, due := reconcile(); !due || after != 18*time.Second {
+			t.Errorf("after a search of two seconds, one is due %t, in %s", due, after)
+		}
 	})
 }
 

@@ -84,3 +84,64 @@ func sendICMP6(t *testing.T, kind byte, marked bool, to unix.Sockaddr) error {
 	}
 	return unix.Sendto(fd, append([]byte{kind}, make([]byte, 23)...), 0, to)
 }
+
+// TestKernelLockedNeighbours: the kernel answers a locked pod's search for the node's MAC address. Such answers are counted as
+// no attempt to reach the pod; an echo request is.
+func TestKernelLockedNeighbours(t *testing.T) {
+	target, host, pod, enter := newNode(t)
+	node, locked := nodeAddresses[1], netip.MustParseAddr("2001:db8::1")
+	enter(host)
+	reconcileAndRead(t, target, Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses, Locked: []netip.Addr{locked}})
+	refused := func() uint64 {
+		t.Helper()
+		counters, err := target.Counters(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return counters[CounterProbeRefused]
+	}
+	enter(pod)
+	link, err := net.InterfaceByName("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
+	if err == nil {
+		defer unix.Close(fd)
+		err = errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 255), // RFC 4861, section 7.1.1
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	solicitation := slices.Concat([]byte{135, 0, 0, 0, 0, 0, 0, 0}, node.AsSlice(), []byte{1, 1}, link.HardwareAddr)
+	answered := func() bool {
+		if err := unix.Sendto(fd, solicitation, 0, &unix.SockaddrInet6{Addr: node.As16()}); err != nil {
+			t.Fatal(err)
+		}
+		for b := make([]byte, 256); ; {
+			n, err := unix.Read(fd, b)
+			if err != nil { // nothing more
+				return false
+			}
+			if n > 0 && b[0] == 136 {
+				return true
+			}
+		}
+	}
+	for deadline := time.Now().Add(20 * time.Second); !answered(); {
+		if time.Now().After(deadline) {
+			t.Fatal("the node does not answer the pod's neighbour solicitation")
+		}
+	}
+	enter(host)
+	if n := refused(); n != 0 {
+		t.Errorf("%d packets are counted as refused", n)
+	}
+	if err := sendICMP6(t, 128, false, &unix.SockaddrInet6{Addr: locked.As16()}); !errors.Is(err, unix.EPERM) {
+		t.Errorf("an echo request to the locked address: %v", err)
+	}
+	if n := refused(); n != 1 {
+		t.Errorf("%d packets are counted as refused after an echo request, want 1", n)
+	}
+}

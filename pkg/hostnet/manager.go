@@ -139,6 +139,39 @@ func (m *Manager) GuardOverlay() error {
 	return nil
 }
 
+// allowKubelet recognises kubelet before the first Reconcile, which waits for Open vSwitch and the API server: if kubelet
+// restarts meanwhile, the rows of an earlier agent do not match it, and the probes of all locked addresses fail. It removes
+// nothing. Where nothing is configured yet, nothing is locked.
+func (m *Manager) allowKubelet() error {
+	config, err := m.target.Config()
+	if err != nil {
+		return fmt.Errorf("read the eBPF configuration: %w", err)
+	}
+	if config == (loader.Config{}) {
+		return nil
+	}
+	_, kubelet, err := m.readNode()
+	if err != nil {
+		return fmt.Errorf("find kubelet: %w", err)
+	}
+	m.watchKubelet(kubelet)
+	m.status.Kubelet = kubelet
+	m.publish()
+	for _, r := range kubelet.Rows {
+		if err := m.target.Put(r); err != nil {
+			return fmt.Errorf("put the row of %s: %w", r, err)
+		}
+	}
+	if config.KubeletLevels|kubelet.Levels == config.KubeletLevels {
+		return nil
+	}
+	config.KubeletLevels |= kubelet.Levels
+	if err := m.target.SetConfig(config); err != nil {
+		return fmt.Errorf("write the eBPF configuration: %w", err)
+	}
+	return nil
+}
+
 // Reconcile applies the inputs to the kernel. It is idempotent. Run uses the inputs
 // for later reconciles. The error names each operation that failed; inputs that
 // cannot be applied yet are reported by Status. Expect precedes it.
@@ -332,7 +365,7 @@ func (m *Manager) heldProbes() []Problem {
 }
 
 // Run reconciles when pod cgroups appear, when kubelet starts or exits, and
-// periodically in case an event was lost. It returns when ctx ends.
+// periodically in case an event was lost. Before the first Reconcile it only recognises kubelet. It returns when ctx ends.
 func (m *Manager) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -343,6 +376,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		wg.Go(func() { m.watchEvents(ctx) })
 	}
 	defer m.stopWatchingKubelet()
+	m.Resync() // kubelet may have restarted while no agent ran
 	tick := time.NewTicker(m.opts.Resync)
 	defer tick.Stop()
 	for {
@@ -365,6 +399,8 @@ func (m *Manager) Run(ctx context.Context) error {
 		var err error
 		if m.started {
 			err = m.reconcile(ctx)
+		} else {
+			err = m.allowKubelet()
 		}
 		m.mu.Unlock()
 		if err != nil && !errors.Is(err, context.Canceled) {

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -144,6 +145,67 @@ func TestGuardOverlay(t *testing.T) {
 	before := f.changes
 	if err := start().GuardOverlay(); err != nil || f.changes != before {
 		t.Errorf("the next agent made %d changes: %v", f.changes-before, err)
+	}
+}
+
+// The agent has restarted and waits for Open vSwitch or the API server. An earlier agent has locked addresses, and knows kubelet by a
+// cgroup that is gone. Run recognises kubelet before the first Reconcile, again after each of its restarts, and removes nothing. At
+// boot there is nothing to do.
+func TestKubeletBeforeReconcile(t *testing.T) {
+	for what, configured := range map[string]bool{"configured": true, "at boot": false} {
+		root, procs, f := t.TempDir(), t.TempDir(), newFakeKernel()
+		if err := os.MkdirAll(filepath.Join(root, "system.slice/kubelet.service"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		writeProc(t, procs, "self", "agent", "/agent", "/", "0", "1")
+		writeProc(t, procs, "20", "kubelet", "/usr/bin/kubelet", "/system.slice/kubelet.service", "0", "20")
+		rows := []loader.Row{loader.LockedRow{Addr: netip.MustParseAddr("10.244.0.5"), NetworkID: 1}, loader.PodRow{CgroupID: 55, NetworkID: 1, Mark: 0x10000}, loader.KubeletRow{CgroupID: 6}}
+		for _, r := range rows {
+			f.rows[r.Key()] = r
+		}
+		f.root, f.doors[9], f.pods["gone"] = true, true, loader.Attachment{PodUID: "gone", CgroupID: 55}
+		if configured {
+			f.config = loader.Config{ProbeLock: true, KubeletLevels: 1 << 4}
+		}
+		passes := make(chan struct{}, 100)
+		m, err := New(f, Options{CgroupRoot: root, ProcRoot: procs, Resync: time.Hour, Log: slog.New(slog.DiscardHandler), OnChange: func() { passes <- struct{}{} }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var id atomic.Uint64
+		m.kubelet.idOf = func(string) (uint64, error) { return id.Load(), nil }
+		run, stop := context.WithCancel(t.Context())
+		done := make(chan error)
+		recognised := func(id uint64) {
+			t.Helper()
+			row := loader.KubeletRow{CgroupID: id}
+			if !configured {
+				return
+			}
+			rows = append(rows, row)
+			eventually(t, "kubelet's cgroup is recognised", func() bool {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				return f.rows[row.Key()] == row
+			})
+		}
+		id.Store(7)
+		go func() { done <- m.Run(run) }()
+		recognised(7)
+		id.Store(8) // kubelet restarts
+		m.Resync()
+		<-passes
+		recognised(8)
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if len(f.rows) != len(rows) || !f.root || !f.doors[9] || len(f.pods) != 1 {
+			t.Errorf("%s: rows %v, want %v; attached to the root %t, interfaces %v, pods %v", what, f.rows, rows, f.root, f.doors, f.pods)
+		}
+		if c := f.config; configured && (c.KubeletLevels&(1<<4) == 0 || c.KubeletLevels == 1<<4) || c.ProbeLock != configured || !configured && f.changes != 0 {
+			t.Errorf("%s: configuration %+v after %d changes", what, c, f.changes)
+		}
 	}
 }
 

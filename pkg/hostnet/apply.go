@@ -94,7 +94,7 @@ func (t *Target) Apply(ctx context.Context, ops []Op) (done []Op, err error) {
 			run, err = t.run(o, t.apply)
 		}
 		if err != nil {
-			if o.Enforces() {
+			if o.Enforces() && !isOwnWithoutClsact(o, err) {
 				err = errors.Join(ErrNotEnforced, err)
 			}
 			errs = append(errs, fmt.Errorf("%s: %w", o, err))
@@ -105,6 +105,14 @@ func (t *Target) Apply(ctx context.Context, ops []Op) (done []Op, err error) {
 		}
 	}
 	return done, errors.Join(errs...)
+}
+
+// isOwnWithoutClsact reports whether the guard cannot be attached to an interface of the node itself because somebody else has given it
+// an ingress qdisc. That lasts until an operator removes the qdisc, and costs what the guard's program costs where the kernel lacks it:
+// both degrade the node, and stop no pod. The other interfaces lead to pods.
+func isOwnWithoutClsact(o Op, err error) bool {
+	row, ok := o.Row.(loader.DoorRow)
+	return ok && row.Kind == loader.DoorOwn && errors.Is(err, loader.ErrNoClsact)
 }
 
 func (t *Target) apply(o Op) error {

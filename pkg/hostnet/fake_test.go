@@ -27,6 +27,9 @@ type fakeKernel struct {
 	// deleted holds interfaces on which AttachDoor fails with ENODEV after it wrote
 	// the row and attached a part of the programs.
 	deleted map[int]bool
+	// otherQdisc holds interfaces with an ingress qdisc, on which AttachDoor fails.
+	otherQdisc map[int]bool
+
 	config  loader.Config
 	changes int
 	fail    func(n int) bool
@@ -106,6 +109,9 @@ func (f *fakeKernel) AttachDoor(row loader.DoorRow) error {
 	err := f.change(func() { f.rows[row.Key()] = row; f.doors[row.Ifindex] = true })
 	if err == nil && f.deleted[row.Ifindex] {
 		err = fmt.Errorf("attach: %w", unix.ENODEV)
+	}
+	if err == nil && f.otherQdisc[row.Ifindex] {
+		err = fmt.Errorf("attach: %w", loader.ErrNoClsact)
 	}
 	return err
 }

@@ -471,6 +471,25 @@ func TestInterfaceDeletedMeanwhile(t *testing.T) {
 	}
 }
 
+// An interface of the node itself that cannot be guarded beside another's qdisc is reported, and does not keep pods from starting. Any
+// other interface, and any other failure, does.
+func TestInterfaceWithIngressQdisc(t *testing.T) {
+	for kind := loader.DoorPort; kind <= loader.DoorLink; kind++ {
+		k := newFakeKernel()
+		k.otherQdisc = map[int]bool{7: true}
+		target := &Target{Kernel: k}
+		ops := []Op{{Kind: AttachDoor, Row: loader.DoorRow{Ifindex: 7, Kind: kind}}}
+		_, err := target.Apply(t.Context(), ops)
+		if !errors.Is(err, loader.ErrNoClsact) || errors.Is(err, ErrNotEnforced) != (kind != loader.DoorOwn) {
+			t.Errorf("%s with an ingress qdisc: %v", kind, err)
+		}
+		k.fail = func(int) bool { return true }
+		if _, err := target.Apply(t.Context(), ops); !errors.Is(err, ErrNotEnforced) {
+			t.Errorf("%s cannot be guarded: %v", kind, err)
+		}
+	}
+}
+
 func ExampleProblem() {
 	fmt.Println(Problem{"red/a", "CgroupMissing", "kubelet has not created the pod's cgroup yet"})
 	// Output: CgroupMissing: pod red/a: kubelet has not created the pod's cgroup yet

@@ -75,15 +75,18 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 	return s, err
 }
 
-// ErrNotEnforced is wrapped by Apply's error if an operation failed without which
+// ErrNotEnforced is wrapped by the error of Apply and of Reconcile if an operation failed, or was not run, without which
 // pods are restricted too little.
 var ErrNotEnforced = errors.New("a restriction is not enforced")
 
 // Apply runs all operations, also after one fails, and returns those that succeeded.
 func (t *Target) Apply(ctx context.Context, ops []Op) (done []Op, err error) {
 	var errs []error
-	for _, o := range ops {
+	for i, o := range ops {
 		if err := ctx.Err(); err != nil {
+			if slices.ContainsFunc(ops[i:], Op.Enforces) {
+				err = errors.Join(ErrNotEnforced, err)
+			}
 			return done, errors.Join(append(errs, fmt.Errorf("cancelled before %s: %w", o, err))...)
 		}
 		run := true

@@ -33,6 +33,7 @@ type fakeKernel struct {
 	config  loader.Config
 	changes int
 	fail    func(n int) bool
+	unread  error             // of Rows
 	after   func()            // called after each change
 	ids     map[string]uint64 // cgroup ids by path
 
@@ -62,7 +63,7 @@ func (f *fakeKernel) change(apply func()) error {
 func (f *fakeKernel) Rows() ([]loader.Row, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return slices.Collect(maps.Values(f.rows)), nil
+	return slices.Collect(maps.Values(f.rows)), f.unread
 }
 func (f *fakeKernel) Put(r loader.Row) error {
 	return f.change(func() { f.rows[r.Key()] = r })

@@ -211,7 +211,7 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	m.newPods.reconcileBegins(m.inputs.Pods)
 	layout, kubelet, err := m.readNode()
 	if err != nil {
-		return err
+		return errors.Join(ErrNotEnforced, fmt.Errorf("read the cgroups and kubelet: %w", err)) // what is missing is unknown
 	}
 	m.watchKubelet(kubelet)
 	want, problems := Build(m.inputs, layout, kubelet)
@@ -220,7 +220,7 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	}
 	have, err := m.target.Read(ctx)
 	if err != nil {
-		return fmt.Errorf("read the eBPF state: %w", err)
+		return errors.Join(ErrNotEnforced, fmt.Errorf("read the eBPF state: %w", err))
 	}
 	ops := Diff(want, have)
 	for _, o := range ops {

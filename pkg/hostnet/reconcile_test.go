@@ -431,6 +431,50 @@ func TestApplyContinuesAfterFailure(t *testing.T) {
 	}
 }
 
+// A reconcile that ends before its operations enforces nothing: pods must not be connected.
+func TestNotEnforced(t *testing.T) {
+	in, layout, _ := example()
+	for what, fail := range map[string]func(*Manager, *fakeKernel) context.Context{
+		"unreadable cgroups": func(m *Manager, _ *fakeKernel) context.Context {
+			m.readLayout = func(string) (Layout, error) { return Layout{}, errInjected }
+			return t.Context()
+		},
+		"unreadable processes": func(m *Manager, _ *fakeKernel) context.Context {
+			m.kubelet.proc = "/nonexistent"
+			return t.Context()
+		},
+		"unreadable rows": func(_ *Manager, f *fakeKernel) context.Context {
+			f.unread = errInjected
+			return t.Context()
+		},
+		"cancelled": func(*Manager, *fakeKernel) context.Context {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			return ctx
+		},
+	} {
+		m, f := managerOf(t, layout)
+		if err := m.Reconcile(fail(m, f), in); !errors.Is(err, ErrNotEnforced) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// Of operations that are cancelled, those that only permit keep no pod from starting.
+func TestCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	permits, enforces := Op{Kind: PutRow, Row: loader.KubeletRow{CgroupID: 7}}, Op{Kind: AttachRoot}
+	for _, c := range []struct {
+		ops  []Op
+		want bool
+	}{{nil, false}, {[]Op{permits}, false}, {[]Op{enforces}, true}, {[]Op{permits, enforces}, true}} {
+		if _, err := (&Target{Kernel: newFakeKernel()}).Apply(ctx, c.ops); errors.Is(err, ErrNotEnforced) != c.want || (err == nil) != (c.ops == nil) {
+			t.Errorf("%v cancelled: %v", c.ops, err)
+		}
+	}
+}
+
 // Incomplete attachments are repaired and dead ones removed.
 func TestBrokenAttachments(t *testing.T) {
 	f := newFakeKernel()

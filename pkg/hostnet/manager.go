@@ -46,8 +46,7 @@ type Manager struct {
 
 	mu           sync.Mutex // serialises reconciles
 	inputs       Inputs
-	guarded      map[int]loader.DoorRow // by Guard since the last Reconcile, by index
-	started      bool                   // Reconcile was called: before that nothing may be removed
+	started      bool // Reconcile was called: before that nothing may be removed
 	kubelet      kubeletFinder
 	kubeletExits map[int]func()    // stops the exit watch of a kubelet process, by process id
 	attached     map[string]uint64 // cgroup ids of attached pods, by pod UID
@@ -57,6 +56,7 @@ type Manager struct {
 	trigger      chan struct{}
 
 	newPods   *newPods
+	guards    *guards
 	published atomic.Pointer[Status] // what Status returns: a reconcile takes seconds on a busy node
 }
 
@@ -93,9 +93,14 @@ func New(kernel Kernel, opts Options) (*Manager, error) {
 	m := &Manager{
 		opts: opts, log: opts.Log, target: Target{Kernel: kernel}, readLayout: ReadLayout, confine: confineEarlySockets,
 		kubelet:      kubeletFinder{proc: opts.ProcRoot, cgroupRoot: opts.CgroupRoot, names: opts.KubeletNames, idOf: loader.CgroupID},
-		kubeletExits: map[int]func(){}, attached: map[string]uint64{}, recheck: map[string]bool{}, guarded: map[int]loader.DoorRow{}, trigger: make(chan struct{}, 1), newPods: newNewPods(),
+		kubeletExits: map[int]func(){}, attached: map[string]uint64{}, recheck: map[string]bool{}, trigger: make(chan struct{}, 1), newPods: newNewPods(), guards: newGuards(),
 	}
-	m.target.run = m.newPods.run
+	m.target.run = func(o Op, apply func(Op) error) (done bool, err error) {
+		if o.ifindex() != 0 {
+			return m.guards.run(o, apply)
+		}
+		return m.newPods.run(o, apply)
+	}
 	m.status.EarlySockets = map[string]int{}
 	m.publish()
 	w, err := fsnotify.NewWatcher()
@@ -178,22 +183,9 @@ func (m *Manager) allowKubelet() error {
 func (m *Manager) Reconcile(ctx context.Context, in Inputs) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	// The inputs may have been read before the last calls of Guard, but not before those
-	// that preceded the last Reconcile.
-	for _, row := range m.guarded {
-		if !slices.ContainsFunc(in.Doors, func(r loader.DoorRow) bool { return r.Ifindex == row.Ifindex }) {
-			in.Doors = withDoor(in.Doors, row)
-		}
-	}
-	clear(m.guarded)
+	in.Doors = m.guards.newInputs(in.Doors)
 	m.inputs, m.started = in, true
 	return m.reconcile(ctx)
-}
-
-// withDoor returns the rows with row in place of its interface's, if there is one.
-func withDoor(rows []loader.DoorRow, row loader.DoorRow) []loader.DoorRow {
-	others := slices.DeleteFunc(slices.Clone(rows), func(r loader.DoorRow) bool { return r.Ifindex == row.Ifindex })
-	return append(others, row)
 }
 
 // Status returns the outcome of the last reconcile. It does not wait for one that runs. The caller must not change it.
@@ -209,6 +201,7 @@ func (m *Manager) publish() {
 func (m *Manager) reconcile(ctx context.Context) error {
 	defer m.publish()
 	m.newPods.reconcileBegins(m.inputs.Pods)
+	m.inputs.Doors = m.guards.reconcileBegins(m.inputs.Doors)
 	layout, kubelet, err := m.readNode()
 	if err != nil {
 		return errors.Join(ErrNotEnforced, fmt.Errorf("read the cgroups and kubelet: %w", err)) // what is missing is unknown
@@ -314,20 +307,6 @@ func (m *Manager) confineEarly(uid string, cg Cgroup, row loader.Row) {
 		m.log.Warn("pod opened sockets before its programs were attached: restart the pod to confine them", "pod", uid, "sockets", n)
 	}
 	m.status.EarlySockets[uid] = n
-}
-
-// Guard attaches the guard to an interface at once, before the interface carries
-// traffic. It stays until a Reconcile whose inputs were read afterwards lacks the interface.
-// On a kernel that lacks the guard's programs it only writes the row.
-func (m *Manager) Guard(row loader.DoorRow) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if err := m.target.AttachDoor(row); err != nil {
-		return err
-	}
-	m.guarded[row.Ifindex] = row
-	m.inputs.Doors = withDoor(m.inputs.Doors, row)
-	return nil
 }
 
 // PodOf returns the UID of the pod to which a cgroup belongs: the pod's own cgroup or

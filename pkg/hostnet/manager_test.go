@@ -365,6 +365,69 @@ func TestGuardStays(t *testing.T) {
 	}
 }
 
+// readingKernel calls a function while a reconcile reads.
+type readingKernel struct {
+	*fakeKernel
+	rows, attachments func()
+}
+
+func (r readingKernel) Rows() ([]loader.Row, error) { r.rows(); return r.fakeKernel.Rows() }
+func (r readingKernel) Attachments() ([]loader.Attachment, error) {
+	r.attachments()
+	return r.fakeKernel.Attachments()
+}
+
+// A pod is connected while a reconcile runs: Guard does not wait for the reconcile, and the reconcile does not undo what Guard has done,
+// wherever it is, and whatever its inputs say of the interface. The next ones treat it as if Guard had come before them.
+func TestGuardDuringReconcile(t *testing.T) {
+	row := loader.DoorRow{Ifindex: 9, Kind: loader.DoorPod}
+	for what, older := range map[string][]loader.DoorRow{"unknown": nil, "of another kind": {{Ifindex: 9, Kind: loader.DoorLocked}}} {
+		for _, at := range []string{"rows", "attachments"} {
+			m, kernel := managerOf(t, Layout{})
+			guard := func(now string) func() {
+				return func() {
+					if now != at {
+						return
+					}
+					at = "" // once
+					done := make(chan error)
+					go func() { done <- m.Guard(row) }()
+					select {
+					case err := <-done:
+						if err != nil {
+							t.Error(err)
+						}
+					case <-time.After(10 * time.Second):
+						t.Fatal("Guard waits for the reconcile")
+					}
+				}
+			}
+			where := at
+			m.target.Kernel = readingKernel{kernel, guard("rows"), guard("attachments")}
+			in := Inputs{Doors: older}
+			run := func() error { m.mu.Lock(); defer m.mu.Unlock(); return m.reconcile(t.Context()) }
+			for _, step := range []struct {
+				what string
+				do   func() error
+				want *loader.DoorRow
+			}{
+				{"Reconcile", func() error { return m.Reconcile(t.Context(), in) }, &row},
+				{"Run's reconcile", run, &row},
+				{"with inputs that were read before", func() error { return m.Reconcile(t.Context(), Inputs{}) }, &row},
+				{"with inputs that were read afterwards", func() error { return m.Reconcile(t.Context(), Inputs{}) }, nil},
+			} {
+				if err := step.do(); err != nil {
+					t.Fatalf("%s: %v", step.what, err)
+				}
+				has, _ := kernel.rows[row.Key()].(loader.DoorRow)
+				if step.want == nil && (kernel.doors[9] || has != loader.DoorRow{}) || step.want != nil && (!kernel.doors[9] || has != *step.want) {
+					t.Errorf("%s, guarded when the %s are read: after %s attached %t, row %v", what, where, step.what, kernel.doors[9], has)
+				}
+			}
+		}
+	}
+}
+
 // managerOf is a manager of the example's pods, whose cgroups are as in the layout.
 func managerOf(t *testing.T, layout Layout) (*Manager, *fakeKernel) {
 	t.Helper()

@@ -41,8 +41,8 @@ type Manager struct {
 	watch  *fsnotify.Watcher // nil: no inotify, only the resync notices changes
 
 	// Tests replace these.
-	readLayout func(root string) (Layout, error)                                      // ReadLayout
-	confine    func(path, proc string, pod loader.PodRow) (unconfined int, err error) // confineEarlySockets
+	readLayout func(root string) (Layout, error)                                                     // ReadLayout
+	confine    func(proc string, pods map[string]attachedPod) (unconfined map[string]int, err error) // confineEarlySockets
 
 	mu           sync.Mutex // serialises reconciles
 	inputs       Inputs
@@ -91,7 +91,10 @@ func New(kernel Kernel, opts Options) (*Manager, error) {
 		opts.Log = slog.Default()
 	}
 	m := &Manager{
-		opts: opts, log: opts.Log, target: Target{Kernel: kernel}, readLayout: ReadLayout, confine: confineEarlySockets,
+		opts: opts, log: opts.Log, target: Target{Kernel: kernel}, readLayout: ReadLayout,
+		confine: func(proc string, pods map[string]attachedPod) (map[string]int, error) {
+			return confineEarlySockets(proc, pods, listSockets)
+		},
 		kubelet:      kubeletFinder{proc: opts.ProcRoot, cgroupRoot: opts.CgroupRoot, names: opts.KubeletNames, idOf: loader.CgroupID},
 		kubeletExits: map[int]func(){}, attached: map[string]uint64{}, recheck: map[string]bool{}, trigger: make(chan struct{}, 1), newPods: newNewPods(), guards: newGuards(),
 	}
@@ -236,23 +239,26 @@ func (m *Manager) reconcile(ctx context.Context) error {
 			delete(m.status.EarlySockets, uid)
 		}
 	}
-	for uid, cg := range want.Pods {
-		if row, ok := want.Rows[loader.PodRow{CgroupID: cg.ID}.Key()]; ok && m.attached[uid] == cg.ID && (m.recheck[uid] || m.status.EarlySockets[uid] > 0) {
-			delete(m.recheck, uid)
-			m.confineEarly(uid, cg, row)
-		}
-	}
+	attached := map[string]bool{}
 	for _, o := range done {
-		if cg, ok := want.Pods[o.PodUID]; ok && o.Kind == AttachPod {
-			m.recordAttached(o.PodUID, cg, o.Row)
-		}
+		attached[o.PodUID] = attached[o.PodUID] || o.Kind == AttachPod
 	}
+	early := map[string]attachedPod{}
 	for uid, cg := range want.Pods {
+		row, ok := want.Rows[loader.PodRow{CgroupID: cg.ID}.Key()].(loader.PodRow)
+		if !ok {
+			continue
+		}
+		recheck := m.attached[uid] == cg.ID && (m.recheck[uid] || m.status.EarlySockets[uid] > 0)
+		if recheck {
+			delete(m.recheck, uid)
+		}
 		// An earlier agent may have attached it, and died before it confined the early sockets.
-		if row, ok := want.Rows[loader.PodRow{CgroupID: cg.ID}.Key()]; ok && have.Pods[uid].ID == cg.ID {
-			m.recordAttached(uid, cg, row)
+		if recheck || (attached[uid] || have.Pods[uid].ID == cg.ID) && m.recordAttached(uid, cg) {
+			early[uid] = attachedPod{cg.Path, row}
 		}
 	}
+	m.confineEarly(early)
 	m.newPods.reconcileEnds(maps.Clone(m.attached), layout.Pods)
 	return err
 }
@@ -277,36 +283,38 @@ func (m *Manager) readNode() (Layout, Kubelet, error) {
 	}
 }
 
-// recordAttached records an attachment and confines the pod's early sockets.
-func (m *Manager) recordAttached(uid string, cg Cgroup, row loader.Row) {
+// recordAttached records an attachment, and reports whether it is new and not a repaired one.
+func (m *Manager) recordAttached(uid string, cg Cgroup) bool {
 	if m.attached[uid] == cg.ID {
-		return // the attachment was repaired, not new
+		return false
 	}
 	m.attached[uid] = cg.ID
 	delete(m.status.EarlySockets, uid)
-	m.confineEarly(uid, cg, row)
-	// A server that called bind just before the attachment may be listed only now.
+	// A server that called bind just before the attachment may be listed only by the next reconcile.
 	m.recheck[uid] = true
+	return true
 }
 
-// confineEarly confines the sockets of a pod that are older than its attachment.
-func (m *Manager) confineEarly(uid string, cg Cgroup, row loader.Row) {
-	pod, ok := row.(loader.PodRow)
-	if !ok {
+// confineEarly confines the sockets of pods that are older than their attachments.
+func (m *Manager) confineEarly(pods map[string]attachedPod) {
+	if len(pods) == 0 {
 		return
 	}
-	n, err := m.confine(cg.Path, m.opts.ProcRoot, pod)
+	unconfined, err := m.confine(m.opts.ProcRoot, pods)
 	if err != nil {
-		m.log.Warn("cannot confine all sockets that the pod opened before its programs were attached", "pod", uid, "error", err)
+		m.log.Warn("cannot confine all sockets that pods opened before their programs were attached", "error", err)
 	}
-	if n == 0 {
-		delete(m.status.EarlySockets, uid)
-		return
+	for uid := range pods {
+		n := unconfined[uid]
+		if n == 0 {
+			delete(m.status.EarlySockets, uid)
+			continue
+		}
+		if m.status.EarlySockets[uid] == 0 {
+			m.log.Warn("pod opened sockets before its programs were attached: restart the pod to confine them", "pod", uid, "sockets", n)
+		}
+		m.status.EarlySockets[uid] = n
 	}
-	if m.status.EarlySockets[uid] == 0 {
-		m.log.Warn("pod opened sockets before its programs were attached: restart the pod to confine them", "pod", uid, "sockets", n)
-	}
-	m.status.EarlySockets[uid] = n
 }
 
 // PodOf returns the UID of the pod to which a cgroup belongs: the pod's own cgroup or

@@ -456,12 +456,12 @@ func TestEarlySocketsOfAttachedPods(t *testing.T) {
 	}{{"a new pod", false, 0}, {"the first two attempts fail", false, 2}, {"attached by an earlier agent", true, 0}} {
 		m, kernel := managerOf(t, layout)
 		confined := 0
-		m.confine = func(path, _ string, row loader.PodRow) (int, error) {
-			if path != "/cg/podu1" || row.NetworkID != 1 {
-				t.Errorf("%s: confined %s with row %v", c.what, path, row)
+		m.confine = func(_ string, pods map[string]attachedPod) (map[string]int, error) {
+			if p := pods["u1"]; len(pods) != 1 || p.path != "/cg/podu1" || p.row.NetworkID != 1 {
+				t.Errorf("%s: confined %v", c.what, pods)
 			}
 			confined++
-			return 0, nil
+			return nil, nil
 		}
 		if c.attached {
 			want, _ := Build(in, layout, Kubelet{})
@@ -492,10 +492,10 @@ func TestStatusDuringReconcile(t *testing.T) {
 	in, layout, _ := example()
 	m, _ := managerOf(t, layout)
 	confining, finish := make(chan struct{}), make(chan struct{})
-	m.confine = func(string, string, loader.PodRow) (int, error) {
+	m.confine = func(string, map[string]attachedPod) (map[string]int, error) {
 		close(confining)
 		<-finish
-		return 3, nil
+		return map[string]int{"u1": 3}, nil
 	}
 	done := make(chan error)
 	go func() { done <- m.Reconcile(t.Context(), in) }()

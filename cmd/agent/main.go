@@ -57,11 +57,23 @@ func run(ctx context.Context, args []string) error {
 	if err := cniFiles(cfg.CNI).BeginBoot(); err != nil {
 		return err
 	}
-	node, err := openNode(ctx, cfg, opts, log)
+	node, err := openKernel(ctx, cfg, opts, log)
 	if err != nil {
 		return err
 	}
 	defer node.close()
+	ctx, cancel := context.WithCancel(ctx)
+	group, ctx := errgroup.WithContext(ctx)
+	defer func() { cancel(); _ = group.Wait() }() // before node is closed
+	start := func(task string, f func() error) {
+		group.Go(func() error { return describe(task, f()) })
+	}
+	if node.hostNet != nil { // also while the agent waits: kubelet may restart, and its probes must pass
+		start("watch pods' cgroups and kubelet", func() error { return node.hostNet.Run(ctx) })
+	}
+	if err := node.openOVS(ctx, opts); err != nil {
+		return err
+	}
 	node.parts.API = agent.NewKubeAPI(ctx, clients.Kube, cfg.Kubernetes.NodeName)
 	agent.LogFeatures(log, node.parts.Features())
 
@@ -78,16 +90,9 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 
-	group, ctx := errgroup.WithContext(ctx)
-	start := func(task string, f func() error) {
-		group.Go(func() error { return describe(task, f()) })
-	}
 	start("watch the kernel", func() error {
 		return node.kernel.Watch(ctx, vrf.TableRange{TableBase: cfg.Plan.VRFTableBase, MaxID: network.MaxID}, a.KernelChanged)
 	})
-	if node.hostNet != nil {
-		start("watch pods' cgroups and kubelet", func() error { return node.hostNet.Run(ctx) })
-	}
 	if node.parts.Firewall != nil {
 		start("watch nftables", func() error { return firewall.Watch(ctx, a.FirewallChanged) })
 	}

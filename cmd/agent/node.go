@@ -34,9 +34,8 @@ type node struct {
 	closers  []func()
 }
 
-// openNode opens the kernel and Open vSwitch. A missing kernel feature degrades
-// the node, but does not stop the agent.
-func openNode(ctx context.Context, cfg config.Config, opts options, log *slog.Logger) (_ *node, err error) {
+// openKernel opens the kernel. A missing feature degrades the node, but does not stop the agent.
+func openKernel(ctx context.Context, cfg config.Config, opts options, log *slog.Logger) (_ *node, err error) {
 	metrics := process.NewRegistry()
 	cache, queue := agent.NewCache(), agent.NewQueue(metrics)
 	failures := agent.NewFailures(queue)
@@ -60,18 +59,25 @@ func openNode(ctx context.Context, cfg config.Config, opts options, log *slog.Lo
 		return slices.Concat([]agent.Feature{vrfFeature()}, agent.SysctlFeatures(opts.sysctlPath, ipv6), nftFeatures, ebpfFeatures)
 	}
 
+	n.parts.Kernel = n.kernel
+	return n, nil
+}
+
+// openOVS waits for Open vSwitch.
+func (n *node) openOVS(ctx context.Context, opts options) (err error) {
+	cfg, log := n.parts.Config, n.parts.Log
 	if n.ovs, err = ovs.Connect(ctx, cfg.OVS.DBAddress, log); err != nil {
-		return nil, err
+		return err
 	}
 	n.closers = append(n.closers, n.ovs.Close)
 	if err := n.openUplink(ctx, opts); err != nil {
-		return nil, err
+		return err
 	}
 	n.bridge = ovs.NewFlowReconciler(n.ovs, ovs.FlowOptions{Switch: flows.OFCtl{}, Bridge: cfg.OVS.ExternalBridge, Node: cfg.Kubernetes.NodeName, Plan: cfg.Plan,
 		LooseIsolation: cfg.BGP.LooseIsolation, RunDir: ovs.RunDir(cfg.OVS.DBAddress), Neighbours: ovs.KernelNeighbours{}, Log: log,
-		Report: func(err error) { failures.RecordComponent("external bridge", err) }})
-	n.parts.Kernel, n.parts.OVS, n.parts.Flows = n.kernel, n.ovs, n.bridge
-	return n, nil
+		Report: func(err error) { n.parts.Failures.RecordComponent("external bridge", err) }})
+	n.parts.OVS, n.parts.Flows = n.ovs, n.bridge
+	return nil
 }
 
 // probeVRF returns a function that tells whether the kernel has VRF devices. It tries again while they are missing, as their module
@@ -110,7 +116,7 @@ func (n *node) openUplink(ctx context.Context, opts options) error {
 	return nil
 }
 
-// close releases what openNode opened. The node's configuration stays.
+// close releases what openKernel and openOVS opened. The node's configuration stays.
 func (n *node) close() {
 	for _, f := range slices.Backward(n.closers) {
 		f()

@@ -75,15 +75,18 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 	return s, err
 }
 
-// ErrNotEnforced is wrapped by Apply's error if an operation failed without which
+// ErrNotEnforced is wrapped by the error of Apply and of Reconcile if an operation failed, or was not run, without which
 // pods are restricted too little.
 var ErrNotEnforced = errors.New("a restriction is not enforced")
 
 // Apply runs all operations, also after one fails, and returns those that succeeded.
 func (t *Target) Apply(ctx context.Context, ops []Op) (done []Op, err error) {
 	var errs []error
-	for _, o := range ops {
+	for i, o := range ops {
 		if err := ctx.Err(); err != nil {
+			if slices.ContainsFunc(ops[i:], Op.Enforces) {
+				err = errors.Join(ErrNotEnforced, err)
+			}
 			return done, errors.Join(append(errs, fmt.Errorf("cancelled before %s: %w", o, err))...)
 		}
 		run := true
@@ -94,7 +97,7 @@ func (t *Target) Apply(ctx context.Context, ops []Op) (done []Op, err error) {
 			run, err = t.run(o, t.apply)
 		}
 		if err != nil {
-			if o.Enforces() {
+			if o.Enforces() && !isOwnWithoutClsact(o, err) {
 				err = errors.Join(ErrNotEnforced, err)
 			}
 			errs = append(errs, fmt.Errorf("%s: %w", o, err))
@@ -105,6 +108,14 @@ func (t *Target) Apply(ctx context.Context, ops []Op) (done []Op, err error) {
 		}
 	}
 	return done, errors.Join(errs...)
+}
+
+// isOwnWithoutClsact reports whether the guard cannot be attached to an interface of the node itself because somebody else has given it
+// an ingress qdisc. That lasts until an operator removes the qdisc, and costs what the guard's program costs where the kernel lacks it:
+// both degrade the node, and stop no pod. The other interfaces lead to pods.
+func isOwnWithoutClsact(o Op, err error) bool {
+	row, ok := o.Row.(loader.DoorRow)
+	return ok && row.Kind == loader.DoorOwn && errors.Is(err, loader.ErrNoClsact)
 }
 
 func (t *Target) apply(o Op) error {

@@ -36,6 +36,14 @@ type Op struct {
 	phase  int
 }
 
+// ifindex is the interface of an operation on a door; 0: it is on something else.
+func (o Op) ifindex() int {
+	if row, ok := o.Row.(loader.DoorRow); ok {
+		return row.Ifindex
+	}
+	return o.Door
+}
+
 func (o Op) String() string {
 	switch o.Kind {
 	case PutRow:

@@ -27,9 +27,13 @@ type fakeKernel struct {
 	// deleted holds interfaces on which AttachDoor fails with ENODEV after it wrote
 	// the row and attached a part of the programs.
 	deleted map[int]bool
+	// otherQdisc holds interfaces with an ingress qdisc, on which AttachDoor fails.
+	otherQdisc map[int]bool
+
 	config  loader.Config
 	changes int
 	fail    func(n int) bool
+	unread  error             // of Rows
 	after   func()            // called after each change
 	ids     map[string]uint64 // cgroup ids by path
 
@@ -59,7 +63,7 @@ func (f *fakeKernel) change(apply func()) error {
 func (f *fakeKernel) Rows() ([]loader.Row, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return slices.Collect(maps.Values(f.rows)), nil
+	return slices.Collect(maps.Values(f.rows)), f.unread
 }
 func (f *fakeKernel) Put(r loader.Row) error {
 	return f.change(func() { f.rows[r.Key()] = r })
@@ -106,6 +110,9 @@ func (f *fakeKernel) AttachDoor(row loader.DoorRow) error {
 	err := f.change(func() { f.rows[row.Key()] = row; f.doors[row.Ifindex] = true })
 	if err == nil && f.deleted[row.Ifindex] {
 		err = fmt.Errorf("attach: %w", unix.ENODEV)
+	}
+	if err == nil && f.otherQdisc[row.Ifindex] {
+		err = fmt.Errorf("attach: %w", loader.ErrNoClsact)
 	}
 	return err
 }

@@ -3,6 +3,7 @@
 package hostnet
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,6 +22,12 @@ import (
 // binaries of k3s and MicroK8s. k0s and RKE2 start a separate kubelet.
 var KubeletNames = []string{"kubelet", "hyperkube", "kubelite", "k3s", "k3s-server", "k3s-agent"}
 
+// runtimeNames are container runtimes. They connect where a user of pods/portforward chooses.
+var runtimeNames = []string{"containerd", "containerd-shim", "crio", "dockerd", "cri-dockerd"}
+
+// otherNames are other programs of k3s's single binary, under whose name they run.
+var otherNames = append([]string{"kubectl", "crictl", "ctr"}, runtimeNames...)
+
 // Kubelet describes how the eBPF programs identify kubelet. Reason and Message are
 // set if operators should know something about it.
 type Kubelet struct {
@@ -36,6 +43,7 @@ type KubeletProc struct {
 	PID    int
 	Cgroup string // directory; empty if it was not found
 	Shared bool   // the cgroup contains pods too, so only the process id identifies kubelet
+	Other  string // a process in the cgroup that is not to count as kubelet: see otherProcess; empty: none
 }
 
 // initPIDNS names the initial pid namespace by its inode (PROC_PID_INIT_INO).
@@ -52,7 +60,9 @@ type kubeletFinder struct {
 	// recreates the directory with the same name and another id.
 	cgroups []string
 	found   bool // a kubelet was found once
-	idOf    func(string) (uint64, error)
+	// others are the processes that kubelet last shared its cgroup with, by kubelet's process id.
+	others map[int]string
+	idOf   func(string) (uint64, error)
 }
 
 func (k *kubeletFinder) find() (Kubelet, error) {
@@ -67,7 +77,11 @@ func (k *kubeletFinder) find() (Kubelet, error) {
 	}
 	hostPIDs := k.readLink("self", "ns/pid") == initPIDNS
 	for _, p := range procs {
-		if !p.Shared && p.Cgroup != "" {
+		if !p.Shared && p.Cgroup != "" && (p.Other == "" || !hostPIDs) {
+			if p.Other != "" {
+				out.Reason = "KubeletCgroupShared"
+				out.Message = fmt.Sprintf("kubelet (process %d) shares its cgroup with %s, and the agent does not see the host's process ids: connections of %s, such as those of kubectl port-forward, count as kubelet's probes; run kubelet in its own cgroup (a service unit)", p.PID, p.Other, p.Other)
+			}
 			if !slices.Contains(k.cgroups, p.Cgroup) {
 				k.cgroups = append(k.cgroups, p.Cgroup)
 			}
@@ -81,7 +95,7 @@ func (k *kubeletFinder) find() (Kubelet, error) {
 		out.Rows = append(out.Rows, loader.KubeletRow{TGID: uint32(p.PID)})
 		if out.Reason == "" {
 			out.Reason = "KubeletByProcess"
-			out.Message = fmt.Sprintf("kubelet (process %d) shares its cgroup with other processes and is identified by its process id: after a restart of kubelet, probes fail until the agent finds the new process", p.PID)
+			out.Message = fmt.Sprintf("kubelet (process %d) shares its cgroup with %s and is identified by its process id: after a restart of kubelet, probes fail until the agent finds the new process", p.PID, cmp.Or(p.Other, "other processes"))
 		}
 	}
 	for _, path := range k.cgroups {
@@ -144,12 +158,60 @@ func (k *kubeletFinder) processes() ([]KubeletProc, error) {
 			p.Cgroup = k.findCgroup(k.cgroupRoot, e.Name(), 8)
 		}
 		p.Shared = p.Cgroup == filepath.Clean(k.cgroupRoot) || k.holdsPods(p.Cgroup)
+		if !p.Shared && p.Cgroup != "" {
+			p.Other = k.otherProcess(p)
+		}
 		if !k.isRoot(e.Name()) {
 			continue // exited meanwhile: an exiting process shows no cgroup or the root cgroup
 		}
 		out = append(out, p)
 	}
+	k.others = map[int]string{}
+	for _, p := range out {
+		k.others[p.PID] = p.Other
+	}
 	return out, nil
+}
+
+// otherProcess returns the name of a process in kubelet's cgroup, or below it, that kubelet has not started, or that is a container
+// runtime, which k3s starts; empty: there is none. Other children of kubelet count as kubelet: they end soon (mounts, credential
+// providers), and connect where no tenant chooses. Once there was such a process, kubelet is identified by its process id as long as it
+// runs: at each change of that, probes fail for a moment.
+func (k *kubeletFinder) otherProcess(kubelet KubeletProc) string {
+	if name := k.others[kubelet.PID]; name != "" {
+		return name
+	}
+	pids, _ := subtreeProcesses(kubelet.Cgroup) // an error is of a threaded cgroup, whose processes the one above lists
+	for _, p := range pids {
+		pid := strconv.Itoa(p)
+		name := strings.TrimSpace(k.readFile(pid, "comm"))
+		if name != "" && (k.isRuntime(pid, name) || !k.isOfKubelet(pid)) {
+			return name
+		}
+	}
+	return ""
+}
+
+func (k *kubeletFinder) isRuntime(pid, name string) bool {
+	return slices.Contains(runtimeNames, name) || slices.Contains(runtimeNames, k.executable(pid))
+}
+
+// isOfKubelet reports whether a process is kubelet, or started by it. It does if a process between the two has ended: then a later
+// search sees another parent.
+func (k *kubeletFinder) isOfKubelet(pid string) bool {
+	for pid != "0" && pid != "1" && pid != "" {
+		if k.hasName(pid) {
+			return true
+		}
+		parent := ""
+		for line := range strings.Lines(k.readFile(pid, "status")) {
+			if f := strings.Fields(line); len(f) == 2 && f[0] == "PPid:" {
+				parent = f[1]
+			}
+		}
+		pid = parent
+	}
+	return pid == ""
 }
 
 // hasName reports whether a process has one of kubelet's names.
@@ -158,12 +220,14 @@ func (k *kubeletFinder) hasName(pid string) bool {
 	if err != nil {
 		return false
 	}
-	if slices.Contains(k.names, strings.TrimSpace(string(comm))) {
-		return true
-	}
+	name := strings.TrimSpace(string(comm))
+	return slices.Contains(k.names, name) || slices.Contains(k.names, k.executable(pid)) && !slices.Contains(otherNames, name)
+}
+
+// executable returns the name of a process's executable.
+func (k *kubeletFinder) executable(pid string) string {
 	// The kernel appends "(deleted)" to the name if an upgrade replaced the binary.
-	exe := strings.TrimSuffix(k.readLink(pid, "exe"), " (deleted)")
-	return slices.Contains(k.names, filepath.Base(exe))
+	return filepath.Base(strings.TrimSuffix(k.readLink(pid, "exe"), " (deleted)"))
 }
 
 // isRoot reports whether a process has uid 0 in the agent's user namespace and is in

@@ -38,9 +38,14 @@ func writeProc(t *testing.T, dir, pid, comm, exe, cgroup, uid, nspid string) {
 
 func appendState(t *testing.T, dir, pid, state string) {
 	t.Helper()
+	appendStatus(t, dir, pid, "State:\t"+state)
+}
+
+func appendStatus(t *testing.T, dir, pid, line string) {
+	t.Helper()
 	f, err := os.OpenFile(filepath.Join(dir, pid, "status"), os.O_APPEND|os.O_WRONLY, 0)
 	if err == nil {
-		_, err = f.WriteString("State:\t" + state + "\n")
+		_, err = f.WriteString(line + "\n")
 		f.Close()
 	}
 	if err != nil {
@@ -119,6 +124,77 @@ func TestFindKubelet(t *testing.T) {
 	writeProc(t, dir, "20", "kubelet", "/usr/bin/kubelet", "/", "0", "20")
 	if got, err = k.find(); err != nil || len(got.Rows) != 0 || got.Reason != "KubeletCgroupShared" {
 		t.Fatalf("in another pid namespace: %+v, %v", got, err)
+	}
+}
+
+// A container runtime in kubelet's cgroup, or another process that kubelet has not started, connects where tenants choose: kubelet is
+// identified by its process. Kubelet's own children change nothing, and after such a process has ended nothing changes back.
+func TestKubeletBesideOthers(t *testing.T) {
+	type proc struct{ pid, comm, exe, parent string }
+	kubelet, k3s := proc{"20", "kubelet", "/usr/bin/kubelet", "1"}, proc{"20", "k3s-server", "/var/lib/rancher/k3s/data/current/bin/k3s", "1"}
+	containerd := func(exe, parent string) proc { return proc{"30", "containerd", exe, parent} }
+	for what, c := range map[string]struct {
+		procs []proc
+		other string
+	}{
+		"alone":                           {[]proc{kubelet}, ""},
+		"a mount":                         {[]proc{kubelet, {"30", "mount.nfs", "/sbin/mount.nfs", "20"}}, ""},
+		"a child's child":                 {[]proc{kubelet, {"30", "sh", "/bin/sh", "20"}, {"31", "credentials", "/bin/credentials", "30"}}, ""},
+		"a child whose parent has ended":  {[]proc{kubelet, {"31", "credentials", "/bin/credentials", "25"}}, ""},
+		"containerd beside it":            {[]proc{kubelet, containerd("/usr/bin/containerd", "1")}, "containerd"},
+		"k3s and its containerd":          {[]proc{k3s, containerd("/usr/bin/containerd", "20")}, "containerd"},
+		"k3s, with one binary":            {[]proc{k3s, containerd(k3s.exe, "20")}, "containerd"},
+		"a shim that k3s has left behind": {[]proc{k3s, {"30", "containerd-shim", "/bin/containerd-shim-runc-v2", "1"}}, "containerd-shim"},
+		"RKE2":                            {[]proc{{"19", "rke2", "/usr/local/bin/rke2", "1"}, {"20", "kubelet", "/usr/bin/kubelet", "19"}}, "rke2"},
+	} {
+		dir, root := t.TempDir(), t.TempDir()
+		writeProc(t, dir, "self", "agent", "/agent", "/", "0", "5")
+		setPIDNamespace(t, dir, initPIDNS)
+		cgroup := filepath.Join(root, "node.service")
+		if err := os.Mkdir(cgroup, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		id, _ := inode(cgroup)
+		list := ""
+		for _, p := range c.procs {
+			writeProc(t, dir, p.pid, p.comm, p.exe, "/node.service", "0", p.pid)
+			appendStatus(t, dir, p.pid, "PPid:\t"+p.parent)
+			list += p.pid + "\n"
+		}
+		write := func(list string) {
+			if err := os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(list), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		byCgroup, byProcess := []loader.KubeletRow{{CgroupID: id}}, []loader.KubeletRow{{TGID: 20}}
+		want, reason := byCgroup, ""
+		if c.other != "" {
+			want, reason = byProcess, "KubeletByProcess"
+		}
+		write(list)
+		k := &kubeletFinder{proc: dir, cgroupRoot: root, names: KubeletNames, idOf: inode}
+		got, err := k.find()
+		if err != nil || !slices.Equal(got.Rows, want) || got.Reason != reason || len(got.Procs) != 1 || got.Procs[0].Other != c.other {
+			t.Errorf("%s: %+v, %v", what, got, err)
+		}
+		// The other process ends. Another kubelet, which is alone, has its cgroup.
+		write("20\n")
+		if got, err = k.find(); err != nil || !slices.Equal(got.Rows, want) {
+			t.Errorf("%s, then alone: %+v, %v", what, got, err)
+		}
+		os.RemoveAll(filepath.Join(dir, "20"))
+		writeProc(t, dir, "40", "kubelet", "/usr/bin/kubelet", "/node.service", "0", "40")
+		write("40\n")
+		if got, err = k.find(); err != nil || !slices.Equal(got.Rows, byCgroup) {
+			t.Errorf("%s, then another kubelet: %+v, %v", what, got, err)
+		}
+		// Where process ids are not the host's, probes pass by the cgroup, and that is a problem of the node.
+		setPIDNamespace(t, dir, "pid:[5]")
+		write(list + "40\n50\n")
+		writeProc(t, dir, "50", "containerd", "/usr/bin/containerd", "/node.service", "0", "50")
+		if got, err = k.find(); err != nil || !slices.Equal(got.Rows, byCgroup) || got.Reason != "KubeletCgroupShared" {
+			t.Errorf("%s, in another pid namespace: %+v, %v", what, got, err)
+		}
 	}
 }
 

@@ -41,13 +41,12 @@ type Manager struct {
 	watch  *fsnotify.Watcher // nil: no inotify, only the resync notices changes
 
 	// Tests replace these.
-	readLayout func(root string) (Layout, error)                                      // ReadLayout
-	confine    func(path, proc string, pod loader.PodRow) (unconfined int, err error) // confineEarlySockets
+	readLayout func(root string) (Layout, error)                                                     // ReadLayout
+	confine    func(proc string, pods map[string]attachedPod) (unconfined map[string]int, err error) // confineEarlySockets
 
 	mu           sync.Mutex // serialises reconciles
 	inputs       Inputs
-	guarded      map[int]loader.DoorRow // by Guard since the last Reconcile, by index
-	started      bool                   // Reconcile was called: before that nothing may be removed
+	started      bool // Reconcile was called: before that nothing may be removed
 	kubelet      kubeletFinder
 	kubeletExits map[int]func()    // stops the exit watch of a kubelet process, by process id
 	attached     map[string]uint64 // cgroup ids of attached pods, by pod UID
@@ -57,6 +56,7 @@ type Manager struct {
 	trigger      chan struct{}
 
 	newPods   *newPods
+	guards    *guards
 	published atomic.Pointer[Status] // what Status returns: a reconcile takes seconds on a busy node
 }
 
@@ -91,11 +91,19 @@ func New(kernel Kernel, opts Options) (*Manager, error) {
 		opts.Log = slog.Default()
 	}
 	m := &Manager{
-		opts: opts, log: opts.Log, target: Target{Kernel: kernel}, readLayout: ReadLayout, confine: confineEarlySockets,
+		opts: opts, log: opts.Log, target: Target{Kernel: kernel}, readLayout: ReadLayout,
+		confine: func(proc string, pods map[string]attachedPod) (map[string]int, error) {
+			return confineEarlySockets(proc, pods, listSockets)
+		},
 		kubelet:      kubeletFinder{proc: opts.ProcRoot, cgroupRoot: opts.CgroupRoot, names: opts.KubeletNames, idOf: loader.CgroupID},
-		kubeletExits: map[int]func(){}, attached: map[string]uint64{}, recheck: map[string]bool{}, guarded: map[int]loader.DoorRow{}, trigger: make(chan struct{}, 1), newPods: newNewPods(),
+		kubeletExits: map[int]func(){}, attached: map[string]uint64{}, recheck: map[string]bool{}, trigger: make(chan struct{}, 1), newPods: newNewPods(), guards: newGuards(),
 	}
-	m.target.run = m.newPods.run
+	m.target.run = func(o Op, apply func(Op) error) (done bool, err error) {
+		if o.ifindex() != 0 {
+			return m.guards.run(o, apply)
+		}
+		return m.newPods.run(o, apply)
+	}
 	m.status.EarlySockets = map[string]int{}
 	m.publish()
 	w, err := fsnotify.NewWatcher()
@@ -139,28 +147,48 @@ func (m *Manager) GuardOverlay() error {
 	return nil
 }
 
+// allowKubelet recognises kubelet before the first Reconcile, which waits for Open vSwitch and the API server: if kubelet
+// restarts meanwhile, the rows of an earlier agent do not match it, and the probes of all locked addresses fail. It removes
+// nothing. Where nothing is configured yet, nothing is locked.
+func (m *Manager) allowKubelet() error {
+	config, err := m.target.Config()
+	if err != nil {
+		return fmt.Errorf("read the eBPF configuration: %w", err)
+	}
+	if config == (loader.Config{}) {
+		return nil
+	}
+	_, kubelet, err := m.readNode()
+	if err != nil {
+		return fmt.Errorf("find kubelet: %w", err)
+	}
+	m.watchKubelet(kubelet)
+	m.status.Kubelet = kubelet
+	m.publish()
+	for _, r := range kubelet.Rows {
+		if err := m.target.Put(r); err != nil {
+			return fmt.Errorf("put the row of %s: %w", r, err)
+		}
+	}
+	if config.KubeletLevels|kubelet.Levels == config.KubeletLevels {
+		return nil
+	}
+	config.KubeletLevels |= kubelet.Levels
+	if err := m.target.SetConfig(config); err != nil {
+		return fmt.Errorf("write the eBPF configuration: %w", err)
+	}
+	return nil
+}
+
 // Reconcile applies the inputs to the kernel. It is idempotent. Run uses the inputs
 // for later reconciles. The error names each operation that failed; inputs that
 // cannot be applied yet are reported by Status. Expect precedes it.
 func (m *Manager) Reconcile(ctx context.Context, in Inputs) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	// The inputs may have been read before the last calls of Guard, but not before those
-	// that preceded the last Reconcile.
-	for _, row := range m.guarded {
-		if !slices.ContainsFunc(in.Doors, func(r loader.DoorRow) bool { return r.Ifindex == row.Ifindex }) {
-			in.Doors = withDoor(in.Doors, row)
-		}
-	}
-	clear(m.guarded)
+	in.Doors = m.guards.newInputs(in.Doors)
 	m.inputs, m.started = in, true
 	return m.reconcile(ctx)
-}
-
-// withDoor returns the rows with row in place of its interface's, if there is one.
-func withDoor(rows []loader.DoorRow, row loader.DoorRow) []loader.DoorRow {
-	others := slices.DeleteFunc(slices.Clone(rows), func(r loader.DoorRow) bool { return r.Ifindex == row.Ifindex })
-	return append(others, row)
 }
 
 // Status returns the outcome of the last reconcile. It does not wait for one that runs. The caller must not change it.
@@ -176,9 +204,10 @@ func (m *Manager) publish() {
 func (m *Manager) reconcile(ctx context.Context) error {
 	defer m.publish()
 	m.newPods.reconcileBegins(m.inputs.Pods)
+	m.inputs.Doors = m.guards.reconcileBegins(m.inputs.Doors)
 	layout, kubelet, err := m.readNode()
 	if err != nil {
-		return err
+		return errors.Join(ErrNotEnforced, fmt.Errorf("read the cgroups and kubelet: %w", err)) // what is missing is unknown
 	}
 	m.watchKubelet(kubelet)
 	want, problems := Build(m.inputs, layout, kubelet)
@@ -187,7 +216,7 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	}
 	have, err := m.target.Read(ctx)
 	if err != nil {
-		return fmt.Errorf("read the eBPF state: %w", err)
+		return errors.Join(ErrNotEnforced, fmt.Errorf("read the eBPF state: %w", err))
 	}
 	ops := Diff(want, have)
 	for _, o := range ops {
@@ -210,23 +239,26 @@ func (m *Manager) reconcile(ctx context.Context) error {
 			delete(m.status.EarlySockets, uid)
 		}
 	}
-	for uid, cg := range want.Pods {
-		if row, ok := want.Rows[loader.PodRow{CgroupID: cg.ID}.Key()]; ok && m.attached[uid] == cg.ID && (m.recheck[uid] || m.status.EarlySockets[uid] > 0) {
-			delete(m.recheck, uid)
-			m.confineEarly(uid, cg, row)
-		}
-	}
+	attached := map[string]bool{}
 	for _, o := range done {
-		if cg, ok := want.Pods[o.PodUID]; ok && o.Kind == AttachPod {
-			m.recordAttached(o.PodUID, cg, o.Row)
-		}
+		attached[o.PodUID] = attached[o.PodUID] || o.Kind == AttachPod
 	}
+	early := map[string]attachedPod{}
 	for uid, cg := range want.Pods {
+		row, ok := want.Rows[loader.PodRow{CgroupID: cg.ID}.Key()].(loader.PodRow)
+		if !ok {
+			continue
+		}
+		recheck := m.attached[uid] == cg.ID && (m.recheck[uid] || m.status.EarlySockets[uid] > 0)
+		if recheck {
+			delete(m.recheck, uid)
+		}
 		// An earlier agent may have attached it, and died before it confined the early sockets.
-		if row, ok := want.Rows[loader.PodRow{CgroupID: cg.ID}.Key()]; ok && have.Pods[uid].ID == cg.ID {
-			m.recordAttached(uid, cg, row)
+		if recheck || (attached[uid] || have.Pods[uid].ID == cg.ID) && m.recordAttached(uid, cg) {
+			early[uid] = attachedPod{cg.Path, row}
 		}
 	}
+	m.confineEarly(early)
 	m.newPods.reconcileEnds(maps.Clone(m.attached), layout.Pods)
 	return err
 }
@@ -251,50 +283,38 @@ func (m *Manager) readNode() (Layout, Kubelet, error) {
 	}
 }
 
-// recordAttached records an attachment and confines the pod's early sockets.
-func (m *Manager) recordAttached(uid string, cg Cgroup, row loader.Row) {
+// recordAttached records an attachment, and reports whether it is new and not a repaired one.
+func (m *Manager) recordAttached(uid string, cg Cgroup) bool {
 	if m.attached[uid] == cg.ID {
-		return // the attachment was repaired, not new
+		return false
 	}
 	m.attached[uid] = cg.ID
 	delete(m.status.EarlySockets, uid)
-	m.confineEarly(uid, cg, row)
-	// A server that called bind just before the attachment may be listed only now.
+	// A server that called bind just before the attachment may be listed only by the next reconcile.
 	m.recheck[uid] = true
+	return true
 }
 
-// confineEarly confines the sockets of a pod that are older than its attachment.
-func (m *Manager) confineEarly(uid string, cg Cgroup, row loader.Row) {
-	pod, ok := row.(loader.PodRow)
-	if !ok {
+// confineEarly confines the sockets of pods that are older than their attachments.
+func (m *Manager) confineEarly(pods map[string]attachedPod) {
+	if len(pods) == 0 {
 		return
 	}
-	n, err := m.confine(cg.Path, m.opts.ProcRoot, pod)
+	unconfined, err := m.confine(m.opts.ProcRoot, pods)
 	if err != nil {
-		m.log.Warn("cannot confine all sockets that the pod opened before its programs were attached", "pod", uid, "error", err)
+		m.log.Warn("cannot confine all sockets that pods opened before their programs were attached", "error", err)
 	}
-	if n == 0 {
-		delete(m.status.EarlySockets, uid)
-		return
+	for uid := range pods {
+		n := unconfined[uid]
+		if n == 0 {
+			delete(m.status.EarlySockets, uid)
+			continue
+		}
+		if m.status.EarlySockets[uid] == 0 {
+			m.log.Warn("pod opened sockets before its programs were attached: restart the pod to confine them", "pod", uid, "sockets", n)
+		}
+		m.status.EarlySockets[uid] = n
 	}
-	if m.status.EarlySockets[uid] == 0 {
-		m.log.Warn("pod opened sockets before its programs were attached: restart the pod to confine them", "pod", uid, "sockets", n)
-	}
-	m.status.EarlySockets[uid] = n
-}
-
-// Guard attaches the guard to an interface at once, before the interface carries
-// traffic. It stays until a Reconcile whose inputs were read afterwards lacks the interface.
-// On a kernel that lacks the guard's programs it only writes the row.
-func (m *Manager) Guard(row loader.DoorRow) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if err := m.target.AttachDoor(row); err != nil {
-		return err
-	}
-	m.guarded[row.Ifindex] = row
-	m.inputs.Doors = withDoor(m.inputs.Doors, row)
-	return nil
 }
 
 // PodOf returns the UID of the pod to which a cgroup belongs: the pod's own cgroup or
@@ -332,7 +352,7 @@ func (m *Manager) heldProbes() []Problem {
 }
 
 // Run reconciles when pod cgroups appear, when kubelet starts or exits, and
-// periodically in case an event was lost. It returns when ctx ends.
+// periodically in case an event was lost. Before the first Reconcile it only recognises kubelet. It returns when ctx ends.
 func (m *Manager) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -343,6 +363,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		wg.Go(func() { m.watchEvents(ctx) })
 	}
 	defer m.stopWatchingKubelet()
+	m.Resync() // kubelet may have restarted while no agent ran
 	tick := time.NewTicker(m.opts.Resync)
 	defer tick.Stop()
 	for {
@@ -365,6 +386,8 @@ func (m *Manager) Run(ctx context.Context) error {
 		var err error
 		if m.started {
 			err = m.reconcile(ctx)
+		} else {
+			err = m.allowKubelet()
 		}
 		m.mu.Unlock()
 		if err != nil && !errors.Is(err, context.Canceled) {

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -147,6 +148,67 @@ func TestGuardOverlay(t *testing.T) {
 	}
 }
 
+// The agent has restarted and waits for Open vSwitch or the API server. An earlier agent has locked addresses, and knows kubelet by a
+// cgroup that is gone. Run recognises kubelet before the first Reconcile, again after each of its restarts, and removes nothing. At
+// boot there is nothing to do.
+func TestKubeletBeforeReconcile(t *testing.T) {
+	for what, configured := range map[string]bool{"configured": true, "at boot": false} {
+		root, procs, f := t.TempDir(), t.TempDir(), newFakeKernel()
+		if err := os.MkdirAll(filepath.Join(root, "system.slice/kubelet.service"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		writeProc(t, procs, "self", "agent", "/agent", "/", "0", "1")
+		writeProc(t, procs, "20", "kubelet", "/usr/bin/kubelet", "/system.slice/kubelet.service", "0", "20")
+		rows := []loader.Row{loader.LockedRow{Addr: netip.MustParseAddr("10.244.0.5"), NetworkID: 1}, loader.PodRow{CgroupID: 55, NetworkID: 1, Mark: 0x10000}, loader.KubeletRow{CgroupID: 6}}
+		for _, r := range rows {
+			f.rows[r.Key()] = r
+		}
+		f.root, f.doors[9], f.pods["gone"] = true, true, loader.Attachment{PodUID: "gone", CgroupID: 55}
+		if configured {
+			f.config = loader.Config{ProbeLock: true, KubeletLevels: 1 << 4}
+		}
+		passes := make(chan struct{}, 100)
+		m, err := New(f, Options{CgroupRoot: root, ProcRoot: procs, Resync: time.Hour, Log: slog.New(slog.DiscardHandler), OnChange: func() { passes <- struct{}{} }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var id atomic.Uint64
+		m.kubelet.idOf = func(string) (uint64, error) { return id.Load(), nil }
+		run, stop := context.WithCancel(t.Context())
+		done := make(chan error)
+		recognised := func(id uint64) {
+			t.Helper()
+			row := loader.KubeletRow{CgroupID: id}
+			if !configured {
+				return
+			}
+			rows = append(rows, row)
+			eventually(t, "kubelet's cgroup is recognised", func() bool {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				return f.rows[row.Key()] == row
+			})
+		}
+		id.Store(7)
+		go func() { done <- m.Run(run) }()
+		recognised(7)
+		id.Store(8) // kubelet restarts
+		m.Resync()
+		<-passes
+		recognised(8)
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if len(f.rows) != len(rows) || !f.root || !f.doors[9] || len(f.pods) != 1 {
+			t.Errorf("%s: rows %v, want %v; attached to the root %t, interfaces %v, pods %v", what, f.rows, rows, f.root, f.doors, f.pods)
+		}
+		if c := f.config; configured && (c.KubeletLevels&(1<<4) == 0 || c.KubeletLevels == 1<<4) || c.ProbeLock != configured || !configured && f.changes != 0 {
+			t.Errorf("%s: configuration %+v after %d changes", what, c, f.changes)
+		}
+	}
+}
+
 // The Manager notices a new pod cgroup and kubelet's restart in another cgroup from
 // the kernel's events, without the resync.
 func TestRootWatch(t *testing.T) {
@@ -259,50 +321,6 @@ func (r *cgroupKernel) AttachPod(path, uid string, row loader.PodRow) error {
 	return r.fakeKernel.AttachPod(path, uid, row)
 }
 
-// A pod is being connected while the host network is reconciled: the inputs do not contain
-// its interface yet, and those of Run are older still. The guard stays.
-func TestGuardStays(t *testing.T) {
-	root, procs, kernel := t.TempDir(), t.TempDir(), newFakeKernel()
-	writeProc(t, procs, "self", "agent", "/agent", "/", "0", "1")
-	m, err := New(kernel, Options{CgroupRoot: root, ProcRoot: procs, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if m.watch != nil {
-		defer m.watch.Close()
-	}
-	m.readLayout = func(string) (Layout, error) { return Layout{}, nil }
-	before := Inputs{Doors: []loader.DoorRow{{Ifindex: 2, Kind: loader.DoorOwn}}}
-	row := loader.DoorRow{Ifindex: 9, Kind: loader.DoorPod}
-	after := Inputs{Doors: append(slices.Clone(before.Doors), row)}
-	run := func() error { m.mu.Lock(); defer m.mu.Unlock(); return m.reconcile(t.Context()) }
-	for _, step := range []struct {
-		what    string
-		do      func() error
-		guarded bool
-	}{
-		{"before", func() error { return m.Reconcile(t.Context(), before) }, false},
-		{"guarded", func() error { return m.Guard(row) }, true},
-		{"Run's reconcile", run, true},
-		{"with inputs that were read before", func() error { return m.Reconcile(t.Context(), before) }, true},
-		{"Run's reconcile again", run, true},
-		{"with inputs that were read afterwards", func() error { return m.Reconcile(t.Context(), after) }, true},
-		{"the interface is gone", func() error { return m.Reconcile(t.Context(), before) }, false},
-		{"Run's last reconcile", run, false},
-	} {
-		if err := step.do(); err != nil {
-			t.Fatalf("%s: %v", step.what, err)
-		}
-		rows, err := kernel.Rows()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, attached := kernel.doors[9]; attached != step.guarded || slices.Contains(rows, loader.Row(row)) != step.guarded {
-			t.Errorf("%s: programs attached %v, rows %v", step.what, attached, rows)
-		}
-	}
-}
-
 // managerOf is a manager of the example's pods, whose cgroups are as in the layout.
 func managerOf(t *testing.T, layout Layout) (*Manager, *fakeKernel) {
 	t.Helper()
@@ -331,12 +349,12 @@ func TestEarlySocketsOfAttachedPods(t *testing.T) {
 	}{{"a new pod", false, 0}, {"the first two attempts fail", false, 2}, {"attached by an earlier agent", true, 0}} {
 		m, kernel := managerOf(t, layout)
 		confined := 0
-		m.confine = func(path, _ string, row loader.PodRow) (int, error) {
-			if path != "/cg/podu1" || row.NetworkID != 1 {
-				t.Errorf("%s: confined %s with row %v", c.what, path, row)
+		m.confine = func(_ string, pods map[string]attachedPod) (map[string]int, error) {
+			if p := pods["u1"]; len(pods) != 1 || p.path != "/cg/podu1" || p.row.NetworkID != 1 {
+				t.Errorf("%s: confined %v", c.what, pods)
 			}
 			confined++
-			return 0, nil
+			return nil, nil
 		}
 		if c.attached {
 			want, _ := Build(in, layout, Kubelet{})
@@ -367,10 +385,10 @@ func TestStatusDuringReconcile(t *testing.T) {
 	in, layout, _ := example()
 	m, _ := managerOf(t, layout)
 	confining, finish := make(chan struct{}), make(chan struct{})
-	m.confine = func(string, string, loader.PodRow) (int, error) {
+	m.confine = func(string, map[string]attachedPod) (map[string]int, error) {
 		close(confining)
 		<-finish
-		return 3, nil
+		return map[string]int{"u1": 3}, nil
 	}
 	done := make(chan error)
 	go func() { done <- m.Reconcile(t.Context(), in) }()

@@ -105,7 +105,7 @@ func stressNewPods(t *testing.T, seed uint64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.confine = func(string, string, loader.PodRow) (int, error) { return 0, nil }
+	m.confine = func(string, map[string]attachedPod) (map[string]int, error) { return nil, nil }
 
 	var mu sync.Mutex // of the inputs, which expect publishes in order, as the agent does
 	in := Inputs{Networks: []Network{{ID: 1, Name: "red", VRFIfindex: 3, Mark: 0x10000}, {ID: 2, Name: "blue", VRFIfindex: 4, Mark: 0x20000}}}

@@ -67,7 +67,7 @@ func newNewPodsWorld(t *testing.T) *newPodsWorld {
 	if w.m, err = New(w.kernel, Options{CgroupRoot: root, KubeletNames: []string{"no-such-kubelet"}, Log: slog.New(slog.DiscardHandler), OnChange: func() { w.rounds.Add(1) }}); err != nil {
 		t.Fatal(err)
 	}
-	w.m.confine = func(string, string, loader.PodRow) (int, error) { return 0, nil }
+	w.m.confine = func(string, map[string]attachedPod) (map[string]int, error) { return nil, nil }
 	return w
 }
 

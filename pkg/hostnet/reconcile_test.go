@@ -431,6 +431,50 @@ func TestApplyContinuesAfterFailure(t *testing.T) {
 	}
 }
 
+// A reconcile that ends before its operations enforces nothing: pods must not be connected.
+func TestNotEnforced(t *testing.T) {
+	in, layout, _ := example()
+	for what, fail := range map[string]func(*Manager, *fakeKernel) context.Context{
+		"unreadable cgroups": func(m *Manager, _ *fakeKernel) context.Context {
+			m.readLayout = func(string) (Layout, error) { return Layout{}, errInjected }
+			return t.Context()
+		},
+		"unreadable processes": func(m *Manager, _ *fakeKernel) context.Context {
+			m.kubelet.proc = "/nonexistent"
+			return t.Context()
+		},
+		"unreadable rows": func(_ *Manager, f *fakeKernel) context.Context {
+			f.unread = errInjected
+			return t.Context()
+		},
+		"cancelled": func(*Manager, *fakeKernel) context.Context {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			return ctx
+		},
+	} {
+		m, f := managerOf(t, layout)
+		if err := m.Reconcile(fail(m, f), in); !errors.Is(err, ErrNotEnforced) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// Of operations that are cancelled, those that only permit keep no pod from starting.
+func TestCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	permits, enforces := Op{Kind: PutRow, Row: loader.KubeletRow{CgroupID: 7}}, Op{Kind: AttachRoot}
+	for _, c := range []struct {
+		ops  []Op
+		want bool
+	}{{nil, false}, {[]Op{permits}, false}, {[]Op{enforces}, true}, {[]Op{permits, enforces}, true}} {
+		if _, err := (&Target{Kernel: newFakeKernel()}).Apply(ctx, c.ops); errors.Is(err, ErrNotEnforced) != c.want || (err == nil) != (c.ops == nil) {
+			t.Errorf("%v cancelled: %v", c.ops, err)
+		}
+	}
+}
+
 // Incomplete attachments are repaired and dead ones removed.
 func TestBrokenAttachments(t *testing.T) {
 	f := newFakeKernel()
@@ -468,6 +512,25 @@ func TestInterfaceDeletedMeanwhile(t *testing.T) {
 	k.fail = func(int) bool { return true }
 	if _, err := target.Apply(t.Context(), ops[:1]); !errors.Is(err, ErrNotEnforced) {
 		t.Errorf("error for an interface that cannot be guarded: %v", err)
+	}
+}
+
+// An interface of the node itself that cannot be guarded beside another's qdisc is reported, and does not keep pods from starting. Any
+// other interface, and any other failure, does.
+func TestInterfaceWithIngressQdisc(t *testing.T) {
+	for kind := loader.DoorPort; kind <= loader.DoorLink; kind++ {
+		k := newFakeKernel()
+		k.otherQdisc = map[int]bool{7: true}
+		target := &Target{Kernel: k}
+		ops := []Op{{Kind: AttachDoor, Row: loader.DoorRow{Ifindex: 7, Kind: kind}}}
+		_, err := target.Apply(t.Context(), ops)
+		if !errors.Is(err, loader.ErrNoClsact) || errors.Is(err, ErrNotEnforced) != (kind != loader.DoorOwn) {
+			t.Errorf("%s with an ingress qdisc: %v", kind, err)
+		}
+		k.fail = func(int) bool { return true }
+		if _, err := target.Apply(t.Context(), ops); !errors.Is(err, ErrNotEnforced) {
+			t.Errorf("%s cannot be guarded: %v", kind, err)
+		}
 	}
 }
 

@@ -34,7 +34,7 @@ func Servers() ([]Server, error) {
 		waits  uint8
 	}{{"tcp", unix.IPPROTO_TCP, stateListen}, {"udp", unix.IPPROTO_UDP, stateClosed}, {"sctp", unix.IPPROTO_SCTP, stateListen}} {
 		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-			err := diagSockets(family, p.number, func(s diagSocket) {
+			err := diagSockets(family, p.number, 1<<p.waits, func(s diagSocket) {
 				if s.state != p.waits || s.port == 0 || s.device != 0 || s.mark >= network.FirstPacketMark && s.mark <= network.LastPacketMark {
 					return
 				}

@@ -67,6 +67,35 @@ func TestServers(t *testing.T) {
 	}
 }
 
+// The kernel lists sockets of the wanted states only: a node has many more connections than servers.
+func TestListedStates(t *testing.T) {
+	server, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	client, err := net.Dial("tcp4", server.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	port := netip.MustParseAddrPort(server.Addr().String()).Port()
+	for _, c := range []struct {
+		states uint32
+		want   int // sockets at the server's port
+	}{{1 << stateListen, 1}, {allStates, 2}} {
+		n := 0
+		err := diagSockets(unix.AF_INET, unix.IPPROTO_TCP, c.states, func(s diagSocket) {
+			if s.port == port {
+				n++
+			}
+		})
+		if err != nil || n != c.want {
+			t.Errorf("states %#x: %d sockets at the server's port, want %d (%v)", c.states, n, c.want, err)
+		}
+	}
+}
+
 // setMark gives a socket a mark, if the test may.
 func setMark(t *testing.T, c net.PacketConn, mark uint32) {
 	t.Helper()

@@ -31,23 +31,18 @@ type earlySocket struct {
 	server   bool // a server on all addresses without a device, or at one of Bulkhead's own ports: bind would have prevented it
 }
 
-// earlySockets returns the IP sockets of a pod in the agent's network namespace that
-// do not have its network's mark. sock_diag shows the cgroup in which a socket was
-// created, so sockets that the pod received from another are not among them.
-func earlySockets(cgroupPath string, mark uint32) ([]earlySocket, error) {
-	ids := map[uint64]bool{}
-	if err := subtreeIDs(cgroupPath, ids); err != nil {
-		return nil, err
-	}
-	var early []earlySocket
+// attachedPod is a pod to which the programs are attached.
+type attachedPod struct {
+	path string // of its cgroup
+	row  loader.PodRow
+}
+
+// listSockets calls each for every IP socket in the agent's network namespace.
+func listSockets(each func(protocol uint8, s diagSocket)) error {
 	var errs []error
 	for _, proto := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_RAW} {
 		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-			err := diagSockets(family, proto, func(s diagSocket) {
-				if ids[s.cgroup] && s.mark != mark {
-					early = append(early, earlySocket{s.inode, proto, s.port, proto != unix.IPPROTO_RAW && s.isServer(proto)})
-				}
-			})
+			err := diagSockets(family, proto, allStates, func(s diagSocket) { each(proto, s) })
 			if proto == unix.IPPROTO_RAW && errors.Is(err, unix.ENOENT) {
 				continue // some kernels lack raw_diag
 			}
@@ -56,33 +51,76 @@ func earlySockets(cgroupPath string, mark uint32) ([]earlySocket, error) {
 			}
 		}
 	}
-	return early, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
-// confineEarlySockets does to a pod's early servers on all addresses what bind does to
+// earlySockets returns the IP sockets of pods that do not have their network's mark, by pod UID. sock_diag shows the cgroup in which
+// a socket was created, so sockets that a pod received from another are not among them. list is listSockets: it takes long
+// on a busy node, and is called once for all pods.
+func earlySockets(pods map[string]attachedPod, list func(func(uint8, diagSocket)) error) (map[string][]earlySocket, error) {
+	uids := map[uint64]string{} // by cgroup id
+	var errs []error
+	for uid, p := range pods {
+		ids := map[uint64]bool{}
+		if err := subtreeIDs(p.path, ids); err != nil {
+			errs = append(errs, fmt.Errorf("read the cgroups of pod %s: %w", uid, err))
+		}
+		for id := range ids {
+			uids[id] = uid
+		}
+	}
+	early := map[string][]earlySocket{}
+	err := list(func(proto uint8, s diagSocket) {
+		if uid, ok := uids[s.cgroup]; ok && s.mark != pods[uid].row.Mark {
+			early[uid] = append(early[uid], earlySocket{s.inode, proto, s.port, proto != unix.IPPROTO_RAW && s.isServer(proto)})
+		}
+	})
+	return early, errors.Join(append(errs, err)...)
+}
+
+// confineEarlySockets does to pods' early servers on all addresses what bind does to
 // younger ones: it marks them and binds them to the VRF. Other sockets get the mark at
 // their next use; connections stay as they are. It returns the number of early sockets
-// that remain.
+// that remain, by pod UID.
 //
 // The agent duplicates the sockets from the pod's processes (pidfd_getfd, since Linux
 // 5.6), which needs CAP_SYS_PTRACE and the host's process ids.
-func confineEarlySockets(cgroupPath, procRoot string, row loader.PodRow) (int, error) {
-	early, err := earlySockets(cgroupPath, row.Mark)
-	servers := slices.DeleteFunc(slices.Clone(early), func(s earlySocket) bool { return !s.server })
-	if len(servers) == 0 {
-		return len(early), err
-	}
-	if row.VRFIfindex == 0 {
-		return len(early), errors.Join(err, errors.New("the network has no VRF device"))
-	}
+func confineEarlySockets(procRoot string, pods map[string]attachedPod, list func(func(uint8, diagSocket)) error) (map[string]int, error) {
+	early, err := earlySockets(pods, list)
 	errs := []error{err}
-	pids, err := subtreeProcesses(cgroupPath)
-	errs = append(errs, err)
-	for _, pid := range pids {
-		errs = append(errs, confineServers(pid, procRoot, servers, row))
+	tried := false
+	for uid, p := range pods {
+		servers := slices.DeleteFunc(slices.Clone(early[uid]), func(s earlySocket) bool { return !s.server })
+		if len(servers) == 0 {
+			continue
+		}
+		tried = true
+		if err := confinePod(p, procRoot, servers); err != nil {
+			errs = append(errs, fmt.Errorf("pod %s: %w", uid, err))
+		}
 	}
-	early, err = earlySockets(cgroupPath, row.Mark)
-	return len(early), errors.Join(append(errs, err)...)
+	if tried {
+		early, err = earlySockets(pods, list)
+		errs = append(errs, err)
+	}
+	remaining := make(map[string]int, len(early))
+	for uid, sockets := range early {
+		remaining[uid] = len(sockets)
+	}
+	return remaining, errors.Join(errs...)
+}
+
+// confinePod confines those of a pod's sockets that are among servers.
+func confinePod(p attachedPod, procRoot string, servers []earlySocket) error {
+	if p.row.VRFIfindex == 0 {
+		return errors.New("the network has no VRF device")
+	}
+	pids, err := subtreeProcesses(p.path)
+	errs := []error{err}
+	for _, pid := range pids {
+		errs = append(errs, confineServers(pid, procRoot, servers, p.row))
+	}
+	return errors.Join(errs...)
 }
 
 // confineServers confines those of a process's sockets that are among servers.
@@ -308,10 +346,10 @@ func isOwnPort(protocol uint8, port uint16) bool {
 	return protocol == unix.IPPROTO_TCP && port >= network.OwnPortFirst && port <= network.OwnPortLast
 }
 
-// diagSockets calls each for every socket of a family and protocol.
-func diagSockets(family, proto uint8, each func(diagSocket)) error {
+// diagSockets calls each for every socket of a family and protocol in one of the states, which are bits.
+func diagSockets(family, proto uint8, states uint32, each func(diagSocket)) error {
 	req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
-	req.AddData(&diagRequest{family: family, protocol: proto, states: allStates})
+	req.AddData(&diagRequest{family: family, protocol: proto, states: states})
 	msgs, err := req.Execute(unix.NETLINK_INET_DIAG, 0)
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -80,10 +81,18 @@ func TestRootEarlySockets(t *testing.T) {
 		t.Fatalf("%q, %v", lines.Text(), lines.Err())
 	}
 	const mark = 0x10000
-	if early, err := earlySockets(filepath.Join(root, "podx"), mark); errors.Is(err, syscall.ENOENT) {
+	lo, err := net.InterfaceByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	row := loader.PodRow{Mark: mark, VRFIfindex: uint32(lo.Index)} // any device serves for a VRF
+	pods := map[string]attachedPod{"x": {filepath.Join(root, "podx"), row}, "none": {filepath.Join(root, "none"), row}}
+	listed := 0
+	list := func(each func(uint8, diagSocket)) error { listed++; return listSockets(each) }
+	if early, err := earlySockets(pods, list); errors.Is(err, syscall.ENOENT) {
 		t.Skip("skip: no-sock-diag:", err)
-	} else if err != nil || len(early) != 6 {
-		t.Fatalf("%d early sockets, want 6 (%v)", len(early), err)
+	} else if err != nil || len(early["x"]) != 6 || len(early) != 1 {
+		t.Fatalf("early sockets %v, want 6 (%v)", early, err)
 	}
 	for _, port := range []string{":9412", ":9413", ":9414"} {
 		if l, err := net.Listen("tcp", port); err == nil {
@@ -91,19 +100,11 @@ func TestRootEarlySockets(t *testing.T) {
 			t.Error("the pod does not have port", port)
 		}
 	}
-	lo, err := net.InterfaceByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	row := loader.PodRow{Mark: mark, VRFIfindex: uint32(lo.Index)} // any device serves for a VRF
-	if n, err := confineEarlySockets(filepath.Join(root, "podx"), "/proc", row); err != nil || n != 1 {
-		t.Errorf("%d sockets not confined, want 1 (%v)", n, err)
-	}
-	if early, err := earlySockets(filepath.Join(root, "podx"), mark); err != nil || len(early) != 1 {
-		t.Errorf("%d early sockets remain, want 1 (%v)", len(early), err)
-	}
-	if n, err := confineEarlySockets(filepath.Join(root, "none"), "/proc", row); err != nil || n != 0 {
-		t.Errorf("%d sockets in a missing cgroup, want 0 (%v)", n, err)
+	for _, want := range []int{2, 1} { // lists, the second one to count what remains of those that were confined
+		listed = 0
+		if remain, err := confineEarlySockets("/proc", pods, list); err != nil || len(remain) != 1 || remain["x"] != 1 || listed != want {
+			t.Errorf("%v sockets not confined, want 1 (%v); listed %d times, want %d", remain, err, listed, want)
+		}
 	}
 	for _, port := range []string{":9412", ":9413", ":9414"} {
 		l, err := net.Listen("tcp", port)
@@ -118,6 +119,51 @@ func TestRootEarlySockets(t *testing.T) {
 	for _, want := range []string{confined, confined, "device 0 mark 0x0"} {
 		if !lines.Scan() || lines.Text() != want {
 			t.Errorf("the process reads %q of its socket, want %q", lines.Text(), want)
+		}
+	}
+}
+
+// The sockets of all pods are listed once per reconcile, and each is its pod's by its cgroup.
+func TestRootEarlySocketsOfPods(t *testing.T) {
+	root := cgroupTree(t)
+	in, layout, _ := example()
+	m, kernel := managerOf(t, layout)
+	ids := map[string]uint64{}
+	layout.Pods = maps.Clone(layout.Pods)
+	in.Pods = nil
+	for i, uid := range []string{"u1", "u2", "u3"} {
+		container := filepath.Join(root, "pod"+uid, "container")
+		if err := os.MkdirAll(container, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		pod, err := loader.CgroupID(filepath.Dir(container))
+		if err == nil {
+			ids[uid], err = loader.CgroupID(container)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		layout.Pods[uid] = Cgroup{filepath.Dir(container), pod}
+		kernel.ids[filepath.Dir(container)] = pod
+		in.Pods = append(in.Pods, Pod{UID: uid, Namespace: "ns", Name: uid, NetworkID: 1 + i%2})
+	}
+	m.readLayout = func(string) (Layout, error) { return layout, nil }
+	listed := 0
+	m.confine = func(proc string, pods map[string]attachedPod) (map[string]int, error) {
+		return confineEarlySockets(proc, pods, func(each func(uint8, diagSocket)) error {
+			listed++
+			for _, s := range []diagSocket{{cgroup: ids["u1"]}, {cgroup: ids["u1"], mark: 0x10000}, {cgroup: ids["u2"], mark: 0x10000}, {cgroup: ids["u2"]}, {cgroup: ids["u3"], mark: 0x10000}, {cgroup: 1}} {
+				each(unix.IPPROTO_TCP, s)
+			}
+			return nil
+		})
+	}
+	for n := range 3 {
+		if err := m.Reconcile(t.Context(), in); err != nil {
+			t.Fatal(err)
+		}
+		if early, want := m.Status().EarlySockets, map[string]int{"u1": 1, "u2": 2}; listed != n+1 || !maps.Equal(early, want) {
+			t.Errorf("after reconcile %d: listed %d times; early sockets %v, want %v", n+1, listed, early, want)
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 func (m *Manager) kubeletExited() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.started && m.kubelet.found && len(m.status.Kubelet.Procs) == 0
+	return m.kubelet.found && len(m.status.Kubelet.Procs) == 0
 }
 
 // kubeletReturned reports whether kubelet runs again.

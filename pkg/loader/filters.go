@@ -28,7 +28,11 @@ const (
 func (l *Loader) attachFilters(ifindex int, names []string) error {
 	qdisc := &netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
-	if err := netlink.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
+	err := netlink.QdiscAdd(qdisc)
+	if errors.Is(err, unix.EEXIST) {
+		err = checkClsact(ifindex)
+	}
+	if err != nil {
 		return fmt.Errorf("add clsact to interface %d: %w", ifindex, err)
 	}
 	var errs []error
@@ -53,6 +57,29 @@ func (l *Loader) attachFilters(ifindex int, names []string) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// ErrNoClsact is wrapped by AttachDoor's error if the interface has an ingress qdisc. It has clsact's handle, so there cannot be
+// both, and the kernel would attach a filter for egress to ingress.
+var ErrNoClsact = errors.New("an interface has either clsact or another ingress qdisc")
+
+// checkClsact returns an error if the qdisc with clsact's handle is another one.
+func checkClsact(ifindex int) error {
+	attrs := netlink.LinkAttrs{Index: ifindex}
+	list, err := netdump.List(func() ([]netlink.Qdisc, error) { return netlink.QdiscList(&netlink.GenericLink{LinkAttrs: attrs}) })
+	if err != nil {
+		return fmt.Errorf("list its qdiscs: %w", err)
+	}
+	for _, q := range list {
+		if q.Attrs().Parent != netlink.HANDLE_CLSACT || q.Type() == "clsact" {
+			continue
+		}
+		if link, err := netlink.LinkByIndex(ifindex); err == nil {
+			attrs.Name = link.Attrs().Name
+		}
+		return fmt.Errorf("%w: %s has the qdisc %s: remove what adds it, such as a policing rate or hw-offload of Open vSwitch, and then the qdisc itself (tc qdisc del dev %s ingress), or use Linux 6.6 or newer", ErrNoClsact, attrs.Name, q.Type(), attrs.Name)
+	}
+	return nil
 }
 
 func (l *Loader) parent(name string) uint32 {

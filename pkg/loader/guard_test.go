@@ -5,6 +5,7 @@ package loader
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -41,6 +42,33 @@ func TestRootGuardPort(t *testing.T) {
 				t.Errorf("counters: %v", c)
 			}
 		})
+	}
+}
+
+// Without tcx, an interface with an ingress qdisc, as of Open vSwitch's policing, is refused: the kernel would take the filter for
+// egress, and attach it to ingress.
+func TestRootGuardIngressQdisc(t *testing.T) {
+	w := newGuardSandbox(t, true)
+	attachDoor := func() error {
+		return w.ns.do(func() error { return w.l.AttachDoor(DoorRow{Ifindex: w.index["mp1"], Kind: DoorPort, NetworkID: 1}) })
+	}
+	guarded := func() bool {
+		t.Helper()
+		var all []Attachment
+		must(t, w.ns.do(func() (err error) { all, err = w.l.Attachments(); return err }))
+		return slices.ContainsFunc(all, func(a Attachment) bool { return a.Ifindex == w.index["mp1"] })
+	}
+	qdisc := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.index["mp1"], Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
+	must(t, w.ns.do(func() error { return netlink.QdiscAdd(qdisc) }))
+	if err := attachDoor(); !errors.Is(err, ErrNoClsact) || !strings.Contains(err.Error(), "mp1 has the qdisc ingress") || guarded() {
+		t.Errorf("with an ingress qdisc: guarded %t, %v", guarded(), err)
+	}
+	must(t, w.ns.do(func() error { return netlink.QdiscDel(qdisc) }))
+	for range 2 { // clsact is new, and exists
+		must(t, attachDoor())
+		if !guarded() {
+			t.Error("after the ingress qdisc was removed, the interface is not guarded")
+		}
 	}
 }
 

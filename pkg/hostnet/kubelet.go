@@ -22,8 +22,9 @@ import (
 // binaries of k3s and MicroK8s. k0s and RKE2 start a separate kubelet.
 var KubeletNames = []string{"kubelet", "hyperkube", "kubelite", "k3s", "k3s-server", "k3s-agent"}
 
-// runtimeNames are container runtimes. They connect where a user of pods/portforward chooses.
-var runtimeNames = []string{"containerd", "containerd-shim", "crio", "dockerd", "cri-dockerd"}
+// runtimeNames are container runtimes, which connect where a user of pods/portforward chooses, and RKE2's supervisor, which forwards the
+// API server's connections.
+var runtimeNames = []string{"containerd", "containerd-shim", "crio", "dockerd", "cri-dockerd", "rke2"}
 
 // otherNames are other programs of k3s's single binary, under whose name they run.
 var otherNames = append([]string{"kubectl", "crictl", "ctr"}, runtimeNames...)
@@ -173,10 +174,10 @@ func (k *kubeletFinder) processes() ([]KubeletProc, error) {
 	return out, nil
 }
 
-// otherProcess returns the name of a process in kubelet's cgroup, or below it, that kubelet has not started, or that is a container
-// runtime, which k3s starts; empty: there is none. Other children of kubelet count as kubelet: they end soon (mounts, credential
-// providers), and connect where no tenant chooses. Once there was such a process, kubelet is identified by its process id as long as it
-// runs: at each change of that, probes fail for a moment.
+// otherProcess returns the name of a container runtime, or of RKE2's supervisor, in kubelet's cgroup or below it; empty: there is
+// none. Other processes there count as kubelet: its children end soon (mounts, credential providers), and none connects where a tenant
+// chooses. Once there was such a process, kubelet is identified by its process id as long as it runs: at each change of that, probes
+// fail for a moment.
 func (k *kubeletFinder) otherProcess(kubelet KubeletProc) string {
 	if name := k.others[kubelet.PID]; name != "" {
 		return name
@@ -184,8 +185,7 @@ func (k *kubeletFinder) otherProcess(kubelet KubeletProc) string {
 	pids, _ := subtreeProcesses(kubelet.Cgroup) // an error is of a threaded cgroup, whose processes the one above lists
 	for _, p := range pids {
 		pid := strconv.Itoa(p)
-		name := strings.TrimSpace(k.readFile(pid, "comm"))
-		if name != "" && (k.isRuntime(pid, name) || !k.isOfKubelet(pid)) {
+		if name := strings.TrimSpace(k.readFile(pid, "comm")); name != "" && k.isRuntime(pid, name) {
 			return name
 		}
 	}
@@ -194,24 +194,6 @@ func (k *kubeletFinder) otherProcess(kubelet KubeletProc) string {
 
 func (k *kubeletFinder) isRuntime(pid, name string) bool {
 	return slices.Contains(runtimeNames, name) || slices.Contains(runtimeNames, k.executable(pid))
-}
-
-// isOfKubelet reports whether a process is kubelet, or started by it. It does if a process between the two has ended: then a later
-// search sees another parent.
-func (k *kubeletFinder) isOfKubelet(pid string) bool {
-	for pid != "0" && pid != "1" && pid != "" {
-		if k.hasName(pid) {
-			return true
-		}
-		parent := ""
-		for line := range strings.Lines(k.readFile(pid, "status")) {
-			if f := strings.Fields(line); len(f) == 2 && f[0] == "PPid:" {
-				parent = f[1]
-			}
-		}
-		pid = parent
-	}
-	return pid == ""
 }
 
 // hasName reports whether a process has one of kubelet's names.

@@ -141,6 +141,7 @@ func TestKubeletBesideOthers(t *testing.T) {
 		"a mount":                         {[]proc{kubelet, {"30", "mount.nfs", "/sbin/mount.nfs", "20"}}, ""},
 		"a child's child":                 {[]proc{kubelet, {"30", "sh", "/bin/sh", "20"}, {"31", "credentials", "/bin/credentials", "30"}}, ""},
 		"a child whose parent has ended":  {[]proc{kubelet, {"31", "credentials", "/bin/credentials", "25"}}, ""},
+		"an administrator's shell":        {[]proc{kubelet, {"30", "sh", "/bin/sh", "1"}}, ""},
 		"containerd beside it":            {[]proc{kubelet, containerd("/usr/bin/containerd", "1")}, "containerd"},
 		"k3s and its containerd":          {[]proc{k3s, containerd("/usr/bin/containerd", "20")}, "containerd"},
 		"k3s, with one binary":            {[]proc{k3s, containerd(k3s.exe, "20")}, "containerd"},

@@ -16,13 +16,15 @@ import (
 // mark, and most are bound to its VRF.
 type Server struct {
 	Protocol string     // tcp, udp or sctp
-	Addr     netip.Addr // unspecified: all addresses of both IP families
+	Addr     netip.Addr // 0.0.0.0: all IPv4 addresses; ::, all addresses, without IPv4 if V6Only
+	V6Only   bool
 	Port     uint16
 }
 
 // Serves reports whether the server gets what is sent to an address and port.
 func (s Server) Serves(protocol string, at netip.Addr, port uint16) bool {
-	return s.Protocol == protocol && s.Port == port && (s.Addr.IsUnspecified() || s.Addr == at)
+	all := s.Addr.IsUnspecified() && (s.Addr.Is4() == at.Is4() || s.Addr.Is6() && !s.V6Only)
+	return s.Protocol == protocol && s.Port == port && (all || s.Addr == at)
 }
 
 // Servers lists the servers in the agent's network namespace, which is the node's, without tenants'.
@@ -42,7 +44,7 @@ func Servers() ([]Server, error) {
 				if family == unix.AF_INET {
 					addr = netip.AddrFrom4([4]byte(s.source[:4]))
 				}
-				out = append(out, Server{Protocol: p.name, Addr: addr, Port: s.port})
+				out = append(out, Server{Protocol: p.name, Addr: addr, V6Only: s.v6Only, Port: s.port})
 			})
 			if p.number == unix.IPPROTO_SCTP && errors.Is(err, unix.ENOENT) {
 				continue // a kernel without SCTP

@@ -38,6 +38,16 @@ func TestServers(t *testing.T) {
 	}
 	defer tenants.Close()
 	setMark(t, tenants, network.PacketMark(7))
+	udp4, err := net.ListenPacket("udp4", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer udp4.Close()
+	udp6, err := net.ListenPacket("udp6", "[::]:0") // IPV6_V6ONLY
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer udp6.Close()
 	sctp, sctpPort := listenSCTP(t, netip.MustParseAddr("127.0.0.1"))
 	port := func(a net.Addr) uint16 { return netip.MustParseAddrPort(a.String()).Port() }
 	loopback, other := netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("192.0.2.10")
@@ -56,6 +66,10 @@ func TestServers(t *testing.T) {
 		{"the same with UDP", "udp", loopback, port(tcp.Addr()), false},
 		{"a server on all addresses", "udp", other, port(udp.LocalAddr()), true},
 		{"the same with IPv6", "udp", netip.IPv6Loopback(), port(udp.LocalAddr()), true},
+		{"a server on all IPv4 addresses", "udp", other, port(udp4.LocalAddr()), true},
+		{"the same at an IPv6 address", "udp", netip.IPv6Loopback(), port(udp4.LocalAddr()), false},
+		{"a server on all IPv6 addresses", "udp", netip.IPv6Loopback(), port(udp6.LocalAddr()), true},
+		{"the same at an IPv4 address", "udp", other, port(udp6.LocalAddr()), false},
 		{"an SCTP server", "sctp", loopback, sctpPort, sctp},
 		{"the same at another address", "sctp", other, sctpPort, false},
 		{"a tenant's server", "udp", loopback, port(tenants.LocalAddr()), os.Geteuid() != 0},

@@ -312,6 +312,7 @@ func (r *diagRequest) Serialize() []byte {
 
 const (
 	diagMsgLen = 72 // struct inet_diag_msg
+	attrV6Only = 11 // INET_DIAG_SKV6ONLY
 	attrMark   = 15 // INET_DIAG_MARK, needs CAP_NET_ADMIN
 	attrCgroup = 21 // INET_DIAG_CGROUP_ID, since Linux 5.9
 	allStates  = 0xffffffff
@@ -326,6 +327,7 @@ type diagSocket struct {
 	inode  uint32
 	cgroup uint64
 	mark   uint32
+	v6Only bool
 }
 
 // States of sockets (include/net/tcp_states.h). Unconnected UDP sockets are closed.
@@ -371,6 +373,8 @@ func diagSockets(family, proto uint8, states uint32, each func(diagSocket)) erro
 				s.mark = binary.NativeEndian.Uint32(a.Value)
 			case a.Attr.Type == attrCgroup && len(a.Value) >= 8:
 				s.cgroup = binary.NativeEndian.Uint64(a.Value)
+			case a.Attr.Type == attrV6Only && len(a.Value) >= 1:
+				s.v6Only = a.Value[0] != 0
 			}
 		}
 		each(s)

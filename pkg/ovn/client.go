@@ -70,6 +70,9 @@ func watchColumns() []client.MonitorOption {
 		for _, column := range slices.Concat(t.columns, t.contains) {
 			fields = append(fields, field(m, column).Addr().Interface())
 		}
+		if p, ok := m.(*nbdb.LogicalSwitchPort); ok {
+			fields = append(fields, &p.Up) // see portUp
+		}
 		out = append(out, client.WithTable(m, fields...))
 	}
 	return out

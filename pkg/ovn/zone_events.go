@@ -369,7 +369,7 @@ func removesNode(t corev1.Taint) bool { return t.Key == "ToBeDeletedByClusterAut
 func (z *Zone) trimNode(obj any) (any, error) {
 	if n, ok := obj.(*corev1.Node); ok {
 		keys := []string{network.AnnotationNodeID, network.AnnotationChassisID, network.AnnotationEncapIPs, network.AnnotationGatewayConfig}
-		out := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion}}
+		out := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, CreationTimestamp: n.CreationTimestamp}}
 		if n.Name == z.cfg.Kubernetes.NodeName {
 			keys = append(keys, network.AnnotationZoneFailures, network.AnnotationDefaultTransport)
 			out.DeletionTimestamp = n.DeletionTimestamp

@@ -230,6 +230,38 @@ func TestZoneNewNodeCannotTakeOverClaims(t *testing.T) {
 	})
 }
 
+// A zone that starts with empty databases reaches a node whose values a younger one claims, though the younger one's name
+// sorts first.
+func TestZoneYoungerNodeCannotCutOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := threeNodes(t)
+		before := env.dump()
+		node3 := testNode(3, "node3", network.SharedGateway)
+		a, err := node3.AgentAnnotations()
+		env.must(err)
+		env.stop()
+		for i, node := range []string{"node1", "node3", "node2"} {
+			ctx, api := context.Background(), env.kube.CoreV1().Nodes()
+			n, err := api.Get(ctx, node, metav1.GetOptions{})
+			env.must(err)
+			n.CreationTimestamp = metav1.Unix(int64(i+1), 0)
+			_, err = api.Update(ctx, n, metav1.UpdateOptions{})
+			env.must(err)
+		}
+		previous := env.annotateNode("node2", a) // with all values but the id, which the cluster controller writes
+		env.nb.Fake, env.sb.have = &Fake{}, map[string]Chassis{}
+		env.run()
+		env.waitForRow("red_net_tstor-node3")
+		env.waitUntil("chassis", func() bool { return strings.Contains(env.dump(), "of node3 at") })
+		env.settle()
+		if env.has("red_net_tstor-node2") || strings.Contains(env.dump(), "of node2 at") {
+			t.Error("the younger node has the older one's values")
+		}
+		env.annotateNode("node2", previous)
+		env.waitUntil("the rows of all nodes", func() bool { return env.dump() == before })
+	})
+}
+
 // A node gets the addresses of a machine that is gone and whose Node is left. Its own zone accepts them, in any order of the
 // Nodes' events, and says which Node to delete.
 func TestZoneAddressesOfGoneNode(t *testing.T) {

@@ -66,6 +66,8 @@ type fact struct {
 	claims func(network.Node) []string
 	// ofMachine: the node's agent reads it from the machine.
 	ofMachine bool
+	// cloned is what to do on a machine that has another one's, because it was cloned; "" for nothing.
+	cloned string
 }
 
 var facts = []fact{
@@ -79,6 +81,7 @@ var facts = []fact{
 		present:    func(n network.Node) bool { return n.Chassis != "" },
 		copy:       func(to *network.Node, from network.Node) { to.Chassis = from.Chassis },
 		claims:     func(n network.Node) []string { return []string{"chassis " + n.Chassis} },
+		cloned:     "; on a machine that was cloned, remove /etc/openvswitch/system-id.conf and Open vSwitch's conf.db, and restart Open vSwitch",
 	}, {
 		annotation: network.AnnotationEncapIPs,
 		ofMachine:  true,
@@ -230,7 +233,7 @@ func (x *nodeIndex) contestedFacts(n *indexedNode) string {
 		}
 		for _, c := range f.claims(n.accepted) {
 			if others := x.otherClaimants(c, x.own); len(others) > 0 {
-				out = append(out, fmt.Sprintf("%s is also claimed by node %s", c, strings.Join(others, ", ")))
+				out = append(out, fmt.Sprintf("%s is also claimed by node %s%s", c, strings.Join(others, ", "), f.cloned))
 			}
 		}
 	}
@@ -378,7 +381,7 @@ func (x *nodeIndex) conflict(name string, f fact, n *indexedNode, claims []strin
 			// Without it this node can build nothing. Its agent knows what the machine
 			// has; the other Node may be what is left of a machine that is gone.
 		case taken:
-			return fmt.Errorf("%s belongs to node %s: delete Node %s if its machine is gone", c, holder, holder)
+			return fmt.Errorf("%s belongs to node %s: delete Node %s if its machine is gone%s", c, holder, holder, f.cloned)
 		}
 	}
 	return nil

@@ -317,20 +317,31 @@ func TestZoneAddressesOfGoneNode(t *testing.T) {
 	}
 }
 
-// The event of a node that claims what another one has names that one.
+// The event of a node that claims what another one has names that one. Machines that were cloned share the chassis: the
+// event of either says what to do there, also after a restart, when a zone takes its own node's for granted.
 func TestZoneEventNamesHolder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		env := threeNodes(t)
-		node2 := testNode(2, "node2", network.SharedGateway)
-		a, err := node2.AgentAnnotations()
-		env.must(err)
-		env.annotateNode("node1", map[string]string{network.AnnotationEncapIPs: a[network.AnnotationEncapIPs]})
-		env.settle()
-		events := env.warningEvents("WrongNodeAnnotations")
-		if len(events) != 1 || !strings.Contains(events[0], "tunnel address 172.30.0.2 belongs to node node2: delete Node node2 if its machine is gone") {
-			t.Errorf("events %q", events)
-		}
-	})
+	const cloned = "; on a machine that was cloned, remove /etc/openvswitch/system-id.conf and Open vSwitch's conf.db, and restart Open vSwitch"
+	for annotation, want := range map[string][2]string{
+		network.AnnotationEncapIPs:  {"tunnel address 172.30.0.2 belongs to node node2: delete Node node2 if its machine is gone; the last", "tunnel address 172.30.0.2 is also claimed by node node2: nodes"},
+		network.AnnotationChassisID: {"chassis chassis-2 belongs to node node2: delete Node node2 if its machine is gone" + cloned, "chassis chassis-2 is also claimed by node node2" + cloned},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			env := threeNodes(t)
+			node2 := testNode(2, "node2", network.SharedGateway)
+			a, err := node2.AgentAnnotations()
+			env.must(err)
+			env.annotateNode("node1", map[string]string{annotation: a[annotation]})
+			for i, when := range []string{"running", "restarted"} {
+				if i > 0 {
+					env.run()
+				}
+				env.settle()
+				if events := env.warningEvents("WrongNodeAnnotations"); len(events) != 1 || !strings.Contains(events[0], want[i]) {
+					t.Errorf("%s: events %q, want %q", when, events, want[i])
+				}
+			}
+		})
+	}
 }
 
 // The transit switches exist only while there is another node.

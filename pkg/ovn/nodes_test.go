@@ -114,7 +114,7 @@ func TestNodeIndexOlderClaimant(t *testing.T) {
 		"of a younger node":            {[]claim{old, attacker("3"), young}, "", map[string]string{"old": "1", "attacker": "3"}},
 		"of both":                      {[]claim{old, attacker("123"), young}, "", map[string]string{"old": "1", "young": "3"}},
 		"of one of the same age":       {[]claim{attacker("2"), twin}, "", map[string]string{"attacker": "2"}},
-		"of a node that is deleted":    {[]claim{old, attacker("1"), claim{"young", 3, "1"}}, "old", map[string]string{"attacker": "1"}},
+		"of a node that is deleted":    {[]claim{old, attacker("1"), {"young", 3, "1"}}, "old", map[string]string{"attacker": "1"}},
 		"of this node":                 {[]claim{{"own", 9, "1"}, old}, "", map[string]string{"own": "1"}},
 		"of this node, after deletion": {[]claim{{"own", 9, "4"}, {"older", 0, "4"}, attacker("4")}, "older", map[string]string{"own": "4"}},
 	} {

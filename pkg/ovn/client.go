@@ -70,6 +70,9 @@ func watchColumns() []client.MonitorOption {
 		for _, column := range slices.Concat(t.columns, t.contains) {
 			fields = append(fields, field(m, column).Addr().Interface())
 		}
+		if p, ok := m.(*nbdb.LogicalSwitchPort); ok {
+			fields = append(fields, &p.Up) // see portUp
+		}
 		out = append(out, client.WithTable(m, fields...))
 	}
 	return out
@@ -84,32 +87,44 @@ func movedMembers(c client.Client, table string, old, m model.Model) (left []mod
 		return nil, false
 	}
 	for _, column := range tables[table].contains {
-		before, after := memberSet(old, column), memberSet(m, column)
+		before, _ := field(old, column).Interface().([]string)
+		after, _ := field(m, column).Interface().([]string)
+		gone, come := differences(before, after)
 		members := rows.Table(memberTable(table, column))
-		for id := range before {
-			if _, stays := after[id]; !stays {
-				if row := members.Row(id); row != nil {
-					left = append(left, row)
-				}
+		for _, id := range gone {
+			if row := members.Row(id); row != nil {
+				left = append(left, row)
 			}
 		}
-		for id := range after {
-			if _, was := before[id]; !was {
-				stray = stray || isStray(members.Row(id), externalIDs(m)[markNetwork])
-			}
+		for _, id := range come {
+			stray = stray || isStray(members.Row(id), externalIDs(m)[markNetwork])
 		}
 	}
 	return left, stray
 }
 
-// memberSet returns the references in a column.
-func memberSet(m model.Model, column string) map[string]struct{} {
-	ids, _ := field(m, column).Interface().([]string)
-	out := make(map[string]struct{}, len(ids))
-	for _, id := range ids {
-		out[id] = struct{}{}
+// differences returns the elements of each of two sets that the other lacks. A switch may have thousands of ports, and
+// the client changes few places of a set at an update: only elements at different places are looked up.
+func differences(before, after []string) (gone, come []string) {
+	same := min(len(before), len(after))
+	for i := range same {
+		if before[i] != after[i] {
+			gone, come = append(gone, before[i]), append(come, after[i])
+		}
 	}
-	return out
+	gone, come = append(gone, before[same:]...), append(come, after[same:]...)
+	moved := make(map[string]bool, len(come))
+	for _, id := range come {
+		moved[id] = false
+	}
+	gone = slices.DeleteFunc(gone, func(id string) bool {
+		_, moves := moved[id]
+		if moves {
+			moved[id] = true
+		}
+		return moves
+	})
+	return gone, slices.DeleteFunc(come, func(id string) bool { return moved[id] })
 }
 
 // isStray reports whether a row, which may be nil, is ours and of another network.

@@ -373,3 +373,32 @@ func apply(b *testing.B, nb *NB, n network.Network, node network.Node, in Inputs
 		b.Fatal(err)
 	}
 }
+
+// differences are those of the sets, whatever the order of their elements, and what they cost does not grow with the members
+// that stay where they are.
+func TestDifferences(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		set := rapid.SliceOfNDistinct(rapid.StringMatching("[a-h]{1,2}"), 0, 20, rapid.ID[string])
+		before := set.Draw(t, "before")
+		after := rapid.OneOf(set, rapid.Permutation(before)).Draw(t, "after")
+		without := func(of, other []string) []string {
+			return slices.DeleteFunc(slices.Clone(of), func(id string) bool { return slices.Contains(other, id) })
+		}
+		gone, come := differences(before, after)
+		if !slices.Equal(sorted(gone), sorted(without(before, after))) || !slices.Equal(sorted(come), sorted(without(after, before))) {
+			t.Errorf("gone %q, come %q", gone, come)
+		}
+	})
+	many := make([]string, 10000)
+	for i := range many {
+		many[i] = fmt.Sprint(i)
+	}
+	// libovsdb puts the last element in the place of one that is deleted.
+	fewer := slices.Clone(many[:len(many)-1])
+	fewer[7] = many[len(many)-1]
+	for _, sets := range [][2][]string{{many, fewer}, {fewer, many}, {many, append(slices.Clone(many), "new")}, {many, many}} {
+		if n := testing.AllocsPerRun(10, func() { differences(sets[0], sets[1]) }); n > 10 {
+			t.Errorf("%d and %d members: %v allocations", len(sets[0]), len(sets[1]), n)
+		}
+	}
+}

@@ -5,11 +5,16 @@ package ovn
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"bulkhead/pkg/network"
 	"bulkhead/test/native"
@@ -105,6 +110,15 @@ func (z *zoneUnderTest) podNamespace(namespace, pod string) string {
 	return fmt.Sprintf("bho%d-%s%s%s", os.Getpid(), z.Name, namespace, pod)
 }
 
+// portUp returns an error if the zone controller would not find the pod connected.
+func (z *zoneUnderTest) portUp(namespace, name, uid string) error {
+	up, err := (&Zone{nb: z.nb}).portUp(context.Background(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(uid)}})
+	if err == nil && !up {
+		err = errors.New("it is down")
+	}
+	return err
+}
+
 func testNative(t *testing.T, r native.Tree, dual bool) {
 	a, b := startZones(t, r)
 	zones := []*zoneUnderTest{a, b}
@@ -127,8 +141,16 @@ func testNative(t *testing.T, r native.Tree, dual bool) {
 				}
 			}
 			converge(t, z.nb, n, z.node, in)
+			if n.IsDefault() {
+				if err := z.portUp("plain", "p", in.Pods[0].UID); err == nil {
+					t.Error("the port is up without an interface")
+				}
+			}
 			for _, p := range in.Pods {
 				z.plugPod(n, p)
+			}
+			if n.IsDefault() {
+				eventually(t, "the port of the pod is up", func() error { return z.portUp("plain", "p", in.Pods[0].UID) })
 			}
 		}
 		// The management port on the cluster default network.

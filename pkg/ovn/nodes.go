@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"bulkhead/pkg/network"
 )
@@ -37,6 +38,7 @@ const claimAddress = "address "
 
 type indexedNode struct {
 	uid       string
+	created   time.Time
 	annotated network.Node // the well-formed annotations
 	err       error        // the malformed annotations
 	accepted  network.Node
@@ -64,6 +66,8 @@ type fact struct {
 	claims func(network.Node) []string
 	// ofMachine: the node's agent reads it from the machine.
 	ofMachine bool
+	// cloned is what to do on a machine that has another one's, because it was cloned; "" for nothing.
+	cloned string
 }
 
 var facts = []fact{
@@ -77,6 +81,7 @@ var facts = []fact{
 		present:    func(n network.Node) bool { return n.Chassis != "" },
 		copy:       func(to *network.Node, from network.Node) { to.Chassis = from.Chassis },
 		claims:     func(n network.Node) []string { return []string{"chassis " + n.Chassis} },
+		cloned:     "; on a machine that was cloned, remove /etc/openvswitch/system-id.conf and Open vSwitch's conf.db, and restart Open vSwitch",
 	}, {
 		annotation: network.AnnotationEncapIPs,
 		ofMachine:  true,
@@ -121,7 +126,7 @@ func claimsOf(n network.Node) []string {
 }
 
 // set records a node's annotations. After markSynced it also evaluates them.
-func (x *nodeIndex) set(name, uid string, annotated network.Node, err error) []nodeChange {
+func (x *nodeIndex) set(name, uid string, created time.Time, annotated network.Node, err error) []nodeChange {
 	var changes []nodeChange
 	n, ok := x.nodes[name]
 	if ok && n.uid != uid {
@@ -129,7 +134,7 @@ func (x *nodeIndex) set(name, uid string, annotated network.Node, err error) []n
 		ok = false
 	}
 	if !ok {
-		n = &indexedNode{uid: uid, accepted: network.Node{Name: name}}
+		n = &indexedNode{uid: uid, created: created, accepted: network.Node{Name: name}}
 		x.nodes[name] = n
 	}
 	before := claimsOf(n.annotated)
@@ -171,11 +176,25 @@ func (x *nodeIndex) remove(name string) []nodeChange {
 	return mergeChanges(changes, x.evaluate(x.claimingNodes(freed)))
 }
 
-// markSynced evaluates all nodes of the first list, this one first. If two other
-// nodes claim the same value, it accepts neither.
+// markSynced evaluates all nodes of the first list.
 func (x *nodeIndex) markSynced() []nodeChange {
 	x.synced = true
-	return x.evaluate(append([]string{x.own}, slices.Sorted(maps.Keys(x.nodes))...))
+	return x.evaluate(x.inOrder(slices.Collect(maps.Keys(x.nodes))))
+}
+
+// inOrder returns nodes in the order in which they get what several of them claim: this one, then the older before
+// the younger ones.
+func (x *nodeIndex) inOrder(names []string) []string {
+	others := func(name string) int {
+		if name == x.own {
+			return 0
+		}
+		return 1
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(others(a), others(b)), x.nodes[a].created.Compare(x.nodes[b].created), cmp.Compare(a, b))
+	})
+	return slices.Compact(names)
 }
 
 // evaluate evaluates nodes, and then the nodes that claim what became free.
@@ -214,7 +233,7 @@ func (x *nodeIndex) contestedFacts(n *indexedNode) string {
 		}
 		for _, c := range f.claims(n.accepted) {
 			if others := x.otherClaimants(c, x.own); len(others) > 0 {
-				out = append(out, fmt.Sprintf("%s is also claimed by node %s", c, strings.Join(others, ", ")))
+				out = append(out, fmt.Sprintf("%s is also claimed by node %s%s", c, strings.Join(others, ", "), f.cloned))
 			}
 		}
 	}
@@ -362,23 +381,19 @@ func (x *nodeIndex) conflict(name string, f fact, n *indexedNode, claims []strin
 			// Without it this node can build nothing. Its agent knows what the machine
 			// has; the other Node may be what is left of a machine that is gone.
 		case taken:
-			return fmt.Errorf("%s belongs to node %s: delete Node %s if its machine is gone", c, holder, holder)
-		case own:
-			// Of values that no node has yet, trust this node's own agent.
-		case len(x.claims[c]) > 1:
-			return fmt.Errorf("%s is also claimed by node %s", c, strings.Join(x.otherClaimants(c, name), ", "))
+			return fmt.Errorf("%s belongs to node %s: delete Node %s if its machine is gone%s", c, holder, holder, f.cloned)
 		}
 	}
 	return nil
 }
 
-// claimingNodes returns the nodes whose annotations make one of the claims.
+// claimingNodes returns the nodes whose annotations make one of the claims, inOrder.
 func (x *nodeIndex) claimingNodes(claims []string) []string {
 	var out []string
 	for _, c := range claims {
-		out = append(out, slices.Sorted(maps.Keys(x.claims[c]))...)
+		out = slices.AppendSeq(out, maps.Keys(x.claims[c]))
 	}
-	return out
+	return x.inOrder(out)
 }
 
 func (x *nodeIndex) removeClaim(claim, name string) {

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -21,6 +23,7 @@ import (
 func TestNodeIndex(t *testing.T) {
 	const nodes = 4
 	name := func(i int) string { return fmt.Sprintf("node%d", i) }
+	created := func(i int) time.Time { return time.Unix(int64(i/2), 0) }
 	rapid.Check(t, func(t *rapid.T) {
 		b := newNodeIndex(name(1))
 		syncAfter := rapid.IntRange(0, 20).Draw(t, "sync after")
@@ -66,12 +69,12 @@ func TestNodeIndex(t *testing.T) {
 			} else {
 				err = errors.New("annotation " + network.AnnotationEncapIPs)
 			}
-			b.set(name(i), "uid", annotated, err)
+			b.set(name(i), "uid", created(i), annotated, err)
 			check()
 		}
 		b.markSynced()
 		for i := 1; i <= nodes; i++ {
-			b.set(name(i), "uid", testNode(i, name(i), network.SharedGateway), nil)
+			b.set(name(i), "uid", created(i), testNode(i, name(i), network.SharedGateway), nil)
 		}
 		for i := 1; i <= nodes; i++ {
 			if want, got := testNode(i, name(i), network.SharedGateway), b.node(name(i)); !reflect.DeepEqual(got, want) || b.problem(name(i)) != nil {
@@ -90,4 +93,54 @@ func TestNodeIndex(t *testing.T) {
 			t.Errorf("leftover entries: %v %v %v", b.claims, b.holder, b.nodes)
 		}
 	})
+}
+
+// Of the nodes that claim an address that none has, the oldest gets it, whatever the order of their events: a node displaces
+// younger ones only.
+func TestNodeIndexOlderClaimant(t *testing.T) {
+	type claim struct {
+		node    string
+		created int64
+		of      string // numbers of the addresses
+	}
+	old, attacker, young := claim{"old", 1, "1"}, func(of string) claim { return claim{"attacker", 2, of} }, claim{"young", 3, "3"}
+	twin := claim{"bttacker", 2, "2"}
+	for name, c := range map[string]struct {
+		claims  []claim
+		removed string
+		want    map[string]string // addresses by node
+	}{
+		"of an older node":             {[]claim{old, attacker("1"), young}, "", map[string]string{"old": "1", "young": "3"}},
+		"of a younger node":            {[]claim{old, attacker("3"), young}, "", map[string]string{"old": "1", "attacker": "3"}},
+		"of both":                      {[]claim{old, attacker("123"), young}, "", map[string]string{"old": "1", "young": "3"}},
+		"of one of the same age":       {[]claim{attacker("2"), twin}, "", map[string]string{"attacker": "2"}},
+		"of a node that is deleted":    {[]claim{old, attacker("1"), {"young", 3, "1"}}, "old", map[string]string{"attacker": "1"}},
+		"of this node":                 {[]claim{{"own", 9, "1"}, old}, "", map[string]string{"own": "1"}},
+		"of this node, after deletion": {[]claim{{"own", 9, "4"}, {"older", 0, "4"}, attacker("4")}, "older", map[string]string{"own": "4"}},
+	} {
+		for _, reverse := range []bool{false, true} {
+			x := newNodeIndex("own")
+			for i := range c.claims {
+				if reverse {
+					i = len(c.claims) - 1 - i
+				}
+				n := network.Node{Name: c.claims[i].node}
+				for _, digit := range c.claims[i].of {
+					n.EncapIPs = append(n.EncapIPs, netip.MustParseAddr("172.30.0."+string(digit)))
+				}
+				x.set(n.Name, "uid", time.Unix(c.claims[i].created, 0), n, nil)
+			}
+			x.markSynced()
+			x.remove(c.removed)
+			got := map[string]string{}
+			for node := range x.nodes {
+				for _, ip := range x.node(node).EncapIPs {
+					got[node] += strings.TrimPrefix(ip.String(), "172.30.0.")
+				}
+			}
+			if !reflect.DeepEqual(got, c.want) {
+				t.Errorf("%s, reverse=%v: %v, want %v", name, reverse, got, c.want)
+			}
+		}
+	}
 }

@@ -118,6 +118,7 @@ type netState struct {
 type podState struct {
 	uid         string
 	defaultOnly bool                  // on the cluster default network without a primary network
+	undecided   bool                  // on the cluster default network, locked; the primary network is to be added
 	ports       map[string]attachment // by NAD key
 }
 

@@ -3,10 +3,13 @@
 package ovn
 
 import (
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 
@@ -144,4 +147,104 @@ func TestZoneNADsAgreeOnAChange(t *testing.T) {
 		env.waitUntil("annotation", func() bool { return len(env.networks("blue", "a")) == 2 })
 		env.waitUntil("rows of the change", func() bool { return strings.Contains(env.nb.Rows().Dump(), "10.11.0.0/16") })
 	})
+}
+
+// A namespace that joins or leaves a shared network changes what it has there, and nothing else of the network is built.
+func TestZoneNamespaceJoinsAndLeaves(t *testing.T) {
+	for _, topology := range []string{"layer2", "layer3"} {
+		t.Run(topology, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := newZoneEnv(t)
+				env.node(1, true)
+				env.node(2, true)
+				layer2 := topology == "layer2"
+				join := func(ns string) {
+					c := network.NetConf{Name: sharedNet, Topology: topology, Role: "primary", Subnets: sharedSubnets}
+					if layer2 {
+						c.Subnets = "10.10.0.0/16"
+					}
+					env.nadOf(ns, "net", 1, c)
+				}
+				far := func(ns string, n int) {
+					env.remotePod("node2", ns, fmt.Sprintf("far-%s-%d", ns, n), fmt.Sprintf(`{"default":{},"%s/net":%s}`, ns, layer2Entry(fmt.Sprintf("10.10.1.%d", n), fmt.Sprintf("0a:58:0a:0a:01:%02d", n), 100+n)))
+				}
+				fill := func(ns string, n int) {
+					env.pod(ns, "a", nil)
+					env.service(ns, "web", 0, nil, fmt.Sprintf("10.96.0.%d", n))
+					env.endpoints(ns, "web", sharedNet, fmt.Sprintf("10.10.0.%d", n))
+					if layer2 {
+						far(ns, n)
+					}
+				}
+				entries := func(ns string, n int) {
+					env.waitUntil("annotation", func() bool { return len(env.networks(ns, "a")) > 0 })
+					if layer2 {
+						env.setNetworks(ns, "a", func(p network.PodNetworks) {
+							p[ns+"/net"] = entry(t, layer2Entry(fmt.Sprintf("10.10.2.%d", n), fmt.Sprintf("0a:58:0a:0a:02:%02d", n), 200+n))
+						})
+					}
+				}
+				rowsOf := func(ns string) []string {
+					out := []string{ns + ".net_" + ns + "_a"}
+					if layer2 {
+						out = append(out, ns+".net_"+ns+"_far-"+ns+"-"+map[string]string{"amber": "11", "blue": "12", "red": "13", "green": "14"}[ns])
+					}
+					return out
+				}
+				for i, ns := range []string{"amber", "blue", "red"} {
+					if ns != "red" {
+						env.namespace(ns, true)
+					}
+					join(ns)
+					fill(ns, 11+i)
+				}
+				env.run()
+				for i, ns := range []string{"amber", "blue", "red"} {
+					entries(ns, 11+i)
+				}
+				env.settle()
+				vips := func(of ...int) map[string]string {
+					out := map[string]string{}
+					for _, n := range of {
+						out[fmt.Sprintf("%s 10.96.0.%d:80", sharedNet, n)] = fmt.Sprintf("10.10.0.%d:8080", n)
+					}
+					return out
+				}
+				env.waitForVIPs("of three namespaces", vips(11, 12, 13))
+				before := env.nb.Rows().Dump()
+				// Everything of the fourth namespace is there before its NAD.
+				env.namespace("green", true)
+				fill("green", 14)
+				env.settle()
+				whole, start := env.nb.whole.Load(), time.Now() // just after an audit
+				join("green")
+				entries("green", 14)
+				for _, ns := range []string{"amber", "blue", "red", "green"} {
+					for _, id := range rowsOf(ns) {
+						env.waitForRow(id)
+					}
+				}
+				env.waitUntil("services of four namespaces", func() bool { return maps.Equal(env.vips(), vips(11, 12, 13, 14)) })
+
+				env.deletePod("green", "a")
+				if layer2 {
+					env.deletePod("green", "far-green-14")
+				}
+				env.waitUntil("pods' ports gone", func() bool { return !slices.ContainsFunc(rowsOf("green"), env.has) })
+				env.deleteNAD("green", "net")
+				env.waitUntil("the rows of three namespaces", func() bool { return env.nb.Rows().Dump() == before })
+				time.Sleep(5 * time.Second)
+				synctest.Wait()
+				if n := env.nb.whole.Load() - whole; n > 0 || time.Since(start) > auditPause/2 {
+					t.Errorf("%d networks were built as a whole in %v, want none, before the next audit", n, time.Since(start))
+				}
+				// The last NAD concerns the whole network.
+				for _, ns := range []string{"amber", "blue", "red"} {
+					env.deletePod(ns, "a")
+					env.deleteNAD(ns, "net")
+				}
+				env.waitUntil("no network", func() bool { return !strings.Contains(env.nb.Rows().Dump(), sharedNet) })
+			})
+		})
+	}
 }

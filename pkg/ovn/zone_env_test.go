@@ -40,6 +40,7 @@ import (
 type fakeNB struct {
 	*Fake
 	down    atomic.Bool
+	whole   atomic.Int64 // reads of whole networks
 	changed func(network string, u Unit, deleted bool)
 }
 
@@ -56,6 +57,9 @@ func (f *fakeNB) err() error {
 func (f *fakeNB) Read(ctx context.Context, s Selection) (State, error) {
 	if err := f.err(); err != nil {
 		return nil, err
+	}
+	if s.Units == nil {
+		f.whole.Add(1)
 	}
 	return f.Fake.Read(ctx, s)
 }

@@ -220,7 +220,7 @@ func (z *Zone) nadChanged(old, obj any) {
 	if was, ok := z.nadIndex.NAD(nad.Key()); ok && nad.Network.Name == "" {
 		nad.Network = network.Network{Name: was.Network.Name, ID: was.Network.ID} // an unreadable NAD counts for the network that it named before
 	}
-	z.applyNADChange(nad.Key(), func() []string { return z.nadIndex.Set(nad) })
+	z.applyNADChange(nad.Key(), nad.Network.Name, func() []string { return z.nadIndex.Set(nad) })
 	indexed, _ := z.nadIndex.NAD(nad.Key())
 	unusable := indexed.Err != nil && (z.synced || nad.Err != nil)
 	if unusable {
@@ -252,18 +252,35 @@ func (z *Zone) nadDeleted(obj any) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	key := network.NADKey(o.Namespace, o.Name)
-	z.applyNADChange(key, func() []string { return z.nadIndex.Delete(key) })
+	z.applyNADChange(key, "", func() []string { return z.nadIndex.Delete(key) })
 	z.failures.recordNAD(key, false)
 	z.enqueuePods(o.Namespace) // pods of a namespace with two primary networks wait until it has one
 	z.enqueueSelecting(key)    // pods that requested it while it was refused got nothing
 }
 
-// applyNADChange changes the NAD index and enqueues the affected networks. It
+// description is what decides how a network is built as a whole. One more or less of the NADs that agree on it changes
+// nothing.
+type description struct {
+	text       string // the definition in effect
+	known, any bool   // whether a usable NAD has it, and whether the network has NADs
+}
+
+func (z *Zone) description(name string) description {
+	_, known := z.desiredNetwork(name)
+	return description{z.nadIndex.Fingerprint(name), known, z.nadIndex.HasNADs(name)}
+}
+
+// applyNADChange changes the NAD index, where the NAD then names that network. It enqueues the networks whose description
+// changes, and of the others what the NAD's namespace has there. It
 // restores the addresses of the namespace's initial pods, which the NAD may have
 // blocked, before they are allocated to other pods.
-func (z *Zone) applyNADChange(key string, change func() []string) {
+func (z *Zone) applyNADChange(key, named string, change func() []string) {
 	was, _ := z.nadIndex.NAD(key)
-	agreed := z.nadIndex.Fingerprint(was.Network.Name)
+	before := map[string]description{}
+	for _, name := range []string{was.Network.Name, named} {
+		before[name] = z.description(name)
+	}
+	z.enqueueUsers(key)
 	names := change()
 	for _, name := range names {
 		z.updateAdvertised(name)
@@ -271,13 +288,17 @@ func (z *Zone) applyNADChange(key string, change func() []string) {
 	if !z.synced {
 		return
 	}
+	z.enqueueUsers(key)
 	nad, exists := z.nadIndex.NAD(key)
 	for _, namespace := range slices.Compact([]string{was.Namespace, nad.Namespace}) {
 		z.enqueueServices(namespace)
 	}
 	for _, name := range names {
-		z.queue.AddUnits(name)
-		if name == was.Network.Name && z.nadIndex.Fingerprint(name) != agreed {
+		now := z.description(name)
+		if now != before[name] {
+			z.queue.AddUnits(name)
+		}
+		if now.text != before[name].text {
 			// Refused NADs of the network may have become usable.
 			for _, nad := range z.nadIndex.Usable(name) {
 				z.enqueuePods(nad.Namespace)
@@ -291,6 +312,29 @@ func (z *Zone) applyNADChange(key string, change func() []string) {
 	}
 	if objs, err := z.podStore.ByIndex(cache.NamespaceIndex, nad.Namespace); err == nil {
 		z.restore(objs)
+	}
+}
+
+// enqueueUsers enqueues the units of the pods that have an interface by a NAD, and of those that share its addresses.
+func (z *Zone) enqueueUsers(key string) {
+	nad, _ := z.nadIndex.NAD(key)
+	st, ok := z.nets[nad.Network.Name]
+	if !z.synced || !ok {
+		return // the network is built as a whole
+	}
+	for _, p := range st.pods {
+		if network.NADOf(p.NADKey) != key {
+			continue
+		}
+		z.queue.AddUnits(nad.Network.Name, podUnit(p.Key()))
+		obj, _, err := z.podStore.GetByKey(p.Key())
+		if pod, ok := obj.(*corev1.Pod); err == nil && ok {
+			z.enqueueSharing(pod)
+		}
+	}
+	for _, pod := range indexed[*corev1.Pod](z, z.remotePods, indexNADs, key) {
+		z.queue.AddUnits(nad.Network.Name, remoteUnit(pod.Namespace+"/"+pod.Name))
+		z.enqueueSharing(pod)
 	}
 }
 
@@ -325,7 +369,7 @@ func removesNode(t corev1.Taint) bool { return t.Key == "ToBeDeletedByClusterAut
 func (z *Zone) trimNode(obj any) (any, error) {
 	if n, ok := obj.(*corev1.Node); ok {
 		keys := []string{network.AnnotationNodeID, network.AnnotationChassisID, network.AnnotationEncapIPs, network.AnnotationGatewayConfig}
-		out := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion}}
+		out := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, CreationTimestamp: n.CreationTimestamp}}
 		if n.Name == z.cfg.Kubernetes.NodeName {
 			keys = append(keys, network.AnnotationZoneFailures, network.AnnotationDefaultTransport)
 			out.DeletionTimestamp = n.DeletionTimestamp

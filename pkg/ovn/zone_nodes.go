@@ -33,7 +33,7 @@ func (z *Zone) nodeChanged(_, obj any) {
 			z.nodes.podIDs = z.podIDs()
 		}
 	}
-	z.nodesChanged(z.nodes.set(n.Name, string(n.UID), annotated, err))
+	z.nodesChanged(z.nodes.set(n.Name, string(n.UID), n.CreationTimestamp.Time, annotated, err))
 }
 
 // checkTransport ends the zone, and returns false, if this node was installed with another

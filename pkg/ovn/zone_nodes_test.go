@@ -230,6 +230,38 @@ func TestZoneNewNodeCannotTakeOverClaims(t *testing.T) {
 	})
 }
 
+// A zone that starts with empty databases reaches a node whose values a younger one claims, though the younger one's name
+// sorts first.
+func TestZoneYoungerNodeCannotCutOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := threeNodes(t)
+		before := env.dump()
+		node3 := testNode(3, "node3", network.SharedGateway)
+		a, err := node3.AgentAnnotations()
+		env.must(err)
+		env.stop()
+		for i, node := range []string{"node1", "node3", "node2"} {
+			ctx, api := context.Background(), env.kube.CoreV1().Nodes()
+			n, err := api.Get(ctx, node, metav1.GetOptions{})
+			env.must(err)
+			n.CreationTimestamp = metav1.Unix(int64(i+1), 0)
+			_, err = api.Update(ctx, n, metav1.UpdateOptions{})
+			env.must(err)
+		}
+		previous := env.annotateNode("node2", a) // with all values but the id, which the cluster controller writes
+		env.nb.Fake, env.sb.have = &Fake{}, map[string]Chassis{}
+		env.run()
+		env.waitForRow("red_net_tstor-node3")
+		env.waitUntil("chassis", func() bool { return strings.Contains(env.dump(), "of node3 at") })
+		env.settle()
+		if env.has("red_net_tstor-node2") || strings.Contains(env.dump(), "of node2 at") {
+			t.Error("the younger node has the older one's values")
+		}
+		env.annotateNode("node2", previous)
+		env.waitUntil("the rows of all nodes", func() bool { return env.dump() == before })
+	})
+}
+
 // A node gets the addresses of a machine that is gone and whose Node is left. Its own zone accepts them, in any order of the
 // Nodes' events, and says which Node to delete.
 func TestZoneAddressesOfGoneNode(t *testing.T) {
@@ -285,20 +317,31 @@ func TestZoneAddressesOfGoneNode(t *testing.T) {
 	}
 }
 
-// The event of a node that claims what another one has names that one.
+// The event of a node that claims what another one has names that one. Machines that were cloned share the chassis: the
+// event of either says what to do there, also after a restart, when a zone takes its own node's for granted.
 func TestZoneEventNamesHolder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		env := threeNodes(t)
-		node2 := testNode(2, "node2", network.SharedGateway)
-		a, err := node2.AgentAnnotations()
-		env.must(err)
-		env.annotateNode("node1", map[string]string{network.AnnotationEncapIPs: a[network.AnnotationEncapIPs]})
-		env.settle()
-		events := env.warningEvents("WrongNodeAnnotations")
-		if len(events) != 1 || !strings.Contains(events[0], "tunnel address 172.30.0.2 belongs to node node2: delete Node node2 if its machine is gone") {
-			t.Errorf("events %q", events)
-		}
-	})
+	const cloned = "; on a machine that was cloned, remove /etc/openvswitch/system-id.conf and Open vSwitch's conf.db, and restart Open vSwitch"
+	for annotation, want := range map[string][2]string{
+		network.AnnotationEncapIPs:  {"tunnel address 172.30.0.2 belongs to node node2: delete Node node2 if its machine is gone; the last", "tunnel address 172.30.0.2 is also claimed by node node2: nodes"},
+		network.AnnotationChassisID: {"chassis chassis-2 belongs to node node2: delete Node node2 if its machine is gone" + cloned, "chassis chassis-2 is also claimed by node node2" + cloned},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			env := threeNodes(t)
+			node2 := testNode(2, "node2", network.SharedGateway)
+			a, err := node2.AgentAnnotations()
+			env.must(err)
+			env.annotateNode("node1", map[string]string{annotation: a[annotation]})
+			for i, when := range []string{"running", "restarted"} {
+				if i > 0 {
+					env.run()
+				}
+				env.settle()
+				if events := env.warningEvents("WrongNodeAnnotations"); len(events) != 1 || !strings.Contains(events[0], want[i]) {
+					t.Errorf("%s: events %q, want %q", when, events, want[i])
+				}
+			}
+		})
+	}
 }
 
 // The transit switches exist only while there is another node.

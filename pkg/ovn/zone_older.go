@@ -3,8 +3,11 @@
 package ovn
 
 import (
+	"context"
+	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -51,6 +54,63 @@ func (z *Zone) olderPods(namespace string) error {
 		names = append(names, strings.TrimPrefix(key, namespace+"/"))
 	}
 	return network.OlderPods(namespace, names)
+}
+
+// connectPause is how often the zone looks whether a pod that kubelet does not report yet is still connected.
+const connectPause = 10 * time.Second
+
+// decidedEarly reports whether a pod has the cluster default network alone although its namespace has the label,
+// and its status does not say that it has interfaces. Either it was just connected, or the zone did not know the label yet:
+// pods and namespaces have different watches, and a namespace may be recreated with the label.
+func (z *Zone) decidedEarly(pod *corev1.Pod) bool {
+	ns, err := z.nsLister.Get(pod.Namespace)
+	if err != nil || hasInterfaces(pod) {
+		return false
+	}
+	_, labelled := ns.Labels[network.LabelPrimaryUDN]
+	return labelled && z.defaultOnly[pod.Namespace][pod.Namespace+"/"+pod.Name] == string(pod.UID)
+}
+
+// decideAgain has the networks of a pod that was decidedEarly decided again, unless it is connected. It reports whether it
+// has enqueued the pod for that. The pod's port is locked at once: the decision may have to wait for the primary network.
+func (z *Zone) decideAgain(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	key := pod.Namespace + "/" + pod.Name
+	up, err := z.portUp(ctx, pod)
+	if err != nil {
+		return false, fmt.Errorf("read the port of pod %s: %w", key, err)
+	}
+	if up {
+		z.podQueue.AddAfter(key, connectPause) // kubelet may fail to start the pod, and connect it again
+		return false, nil
+	}
+	z.log.Info("pod was assigned the cluster default network alone before its namespace's label was known: deciding again", "pod", key)
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.removeDefaultOnly(key)
+	st := z.pods[key]
+	if st == nil {
+		st = &podState{uid: string(pod.UID), ports: map[string]attachment{}}
+		z.pods[key] = st
+	}
+	st.defaultOnly, st.undecided = false, true
+	if g, ok := st.ports[network.DefaultName]; ok {
+		g.port.Locked, g.port.Ingress = true, false
+		st.ports[network.DefaultName] = g
+		z.state(g.network).pods[key+" "+network.DefaultName] = g.port
+		z.queue.AddUnits(g.network, podUnit(key))
+	}
+	z.podQueue.Add(key)
+	return true, nil
+}
+
+// portUp reports whether the pod's port on the cluster default network is bound to an interface.
+func (z *Zone) portUp(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	unit := podUnit(pod.Namespace + "/" + pod.Name)
+	rows, err := z.nb.Read(ctx, Selection{Network: network.DefaultName, Node: z.cfg.Kubernetes.NodeName, Units: []Unit{unit}})
+	return slices.ContainsFunc(rows, func(r Row) bool {
+		p, ok := r.Model.(*nbdb.LogicalSwitchPort)
+		return ok && p.Up != nil && *p.Up && p.ExternalIDs[markPodUID] == string(pod.UID)
+	}), err
 }
 
 // keepLocks returns pods, locked also where their existing port is: a changed

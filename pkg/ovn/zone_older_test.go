@@ -4,15 +4,21 @@ package ovn
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	clienttesting "k8s.io/client-go/testing"
 
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovn/nbdb"
 )
 
 // setLabel sets or removes a namespace's primary network label, bypassing the
@@ -36,6 +42,131 @@ func (env *zoneEnv) portLocked(namespace, name string) bool {
 	return r.locked()
 }
 
+// setUp sets a port up, as OVN does when it is bound to an interface.
+func (env *zoneEnv) setUp(id string) {
+	env.waitForRow(id)
+	env.nb.mu.Lock()
+	defer env.nb.mu.Unlock()
+	for _, r := range env.nb.rows {
+		if p, ok := r.Model.(*nbdb.LogicalSwitchPort); ok && r.ID == id {
+			p.Up = ptr(true)
+		}
+	}
+}
+
+// holdNamespaces keeps the events of namespaces from the zone until release is called.
+func (env *zoneEnv) holdNamespaces() (hold, release func()) {
+	var mu sync.Mutex
+	open := make(chan struct{})
+	close(open)
+	env.kube.PrependWatchReactor("namespaces", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		w, err := env.kube.Tracker().Watch(corev1.SchemeGroupVersion.WithResource("namespaces"), "")
+		if err != nil {
+			return true, nil, err
+		}
+		return true, newFilteredWatch(w, func(runtime.Object) bool {
+			mu.Lock()
+			gate := open
+			mu.Unlock()
+			<-gate
+			return true
+		}), nil
+	})
+	hold = func() { mu.Lock(); defer mu.Unlock(); open = make(chan struct{}) }
+	release = func() { mu.Lock(); defer mu.Unlock(); close(open) }
+	return hold, release
+}
+
+// A namespace is recreated with the label, and the zone sees its first pod before the label. The pod was not
+// connected: it gets both networks once the label is known, and blocks no other pod.
+func TestZoneLabelKnownAfterPods(t *testing.T) {
+	for _, topology := range []string{"layer2", "layer3"} {
+		for _, restart := range []bool{false, true} {
+			for _, late := range []bool{false, true} { // the network comes after the label is known
+				t.Run(fmt.Sprintf("%s, restart=%v, late=%v", topology, restart, late), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						env := newZoneEnv(t)
+						env.node(1, true)
+						env.namespace("shop", false)
+						hold, release := env.holdNamespaces()
+						env.run()
+						env.waitUntil("ready", env.zone.Ready)
+						env.settle()
+
+						hold()
+						env.must(env.kube.CoreV1().Namespaces().Delete(context.Background(), "shop", metav1.DeleteOptions{}))
+						env.namespace("shop", true)
+						nad := func() {
+							c := network.NetConf{Name: "shop_net", Topology: topology, Role: "primary", Subnets: "10.10.0.0/16/24"}
+							if topology == "layer2" {
+								c.Subnets = "10.10.0.0/16"
+							}
+							env.nadOf("shop", "net", 1, c)
+						}
+						entries := func(pod, ip, mac string) {
+							if topology == "layer2" { // the cluster controller's
+								env.setNetworks("shop", pod, func(n network.PodNetworks) { n["shop/net"] = entry(t, layer2Entry(ip, mac, 11)) })
+							}
+						}
+						if !late {
+							nad()
+						}
+						env.pod("shop", "a", nil)
+						env.waitUntil("annotation", func() bool { return len(env.networks("shop", "a")) == 1 })
+						if env.portLocked("shop", "a") {
+							t.Fatal("the zone knows the label: the test shows nothing")
+						}
+						if !late {
+							entries("a", "10.10.0.3", "0a:58:0a:0a:00:03")
+						}
+						env.settle()
+						if restart {
+							env.stop()
+						}
+						release()
+						if restart {
+							env.run()
+						}
+						if late {
+							env.settle()
+							if !restart && !env.portLocked("shop", "a") {
+								t.Error("with the label known, the port on the cluster default network is not locked")
+							}
+							nad()
+							entries("a", "10.10.0.3", "0a:58:0a:0a:00:03")
+						}
+						env.waitUntil("locked port", func() bool { return env.portLocked("shop", "a") })
+						env.waitForRow("shop.net_shop_a")
+						env.waitUntil("both networks", func() bool {
+							n := env.networks("shop", "a")
+							return len(n) == 2 && n[network.DefaultName].Role == network.RoleInfrastructureLocked
+						})
+						env.pod("shop", "b", nil)
+						env.waitUntil("annotation of another pod", func() bool { return len(env.networks("shop", "b")) > 0 })
+						entries("b", "10.10.0.4", "0a:58:0a:0a:00:04")
+						env.waitForRow("shop.net_shop_b")
+						if !env.portLocked("shop", "b") {
+							t.Error("the other pod's port is not locked")
+						}
+						if a, b := env.networks("shop", "a")[network.DefaultName].IPs, env.networks("shop", "b")[network.DefaultName].IPs; a[0] == b[0] {
+							t.Errorf("both pods have %v", a)
+						}
+						env.settle()
+						rows, annotation := env.nb.Rows().filter("shop"), env.annotation("shop", "a")
+						env.run()
+						env.settle()
+						if got := env.nb.Rows().filter("shop"); got != rows || env.annotation("shop", "a") != annotation {
+							t.Errorf("after a restart: rows were\n%s\nare\n%s\nannotation was %s, is %s", rows, got, annotation, env.annotation("shop", "a"))
+						}
+						env.deletePod("shop", "a")
+						env.waitUntil("ports gone", func() bool { return !env.has("shop_a") && !env.has("shop.net_shop_a") })
+					})
+				})
+			}
+		}
+	}
+}
+
 // A namespace gets its label after its first pods. The running pods stay as they
 // are, also after a restart, and no other pod gets a network until they are gone.
 func TestZoneLabelAfterPods(t *testing.T) {
@@ -57,6 +188,7 @@ func TestZoneLabelAfterPods(t *testing.T) {
 				if setup != nil {
 					env.setRunning("green", "old")
 				} else {
+					env.setUp("green_old") // connected, and kubelet has not reported it yet
 					setup = func(env *zoneEnv, label, nad func()) { env.stop(); label(); nad(); env.run() }
 				}
 				env.settle()
@@ -170,10 +302,9 @@ func TestZoneAnnotationUnlocksNoPort(t *testing.T) {
 			env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
 			env.pod("red", "evil", map[string]string{network.AnnotationPodNetworks: defaultOnly})
 			env.run()
-			env.waitUntil("ready", env.zone.Ready)
-			env.settle()
-			if env.has("red_evil") {
-				t.Error("the pod has a port")
+			env.waitUntil("annotation", func() bool { return len(env.networks("red", "evil")) == 2 })
+			if !env.portLocked("red", "evil") {
+				t.Error("the default-network port is unlocked")
 			}
 		})
 	})

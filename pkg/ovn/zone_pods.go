@@ -54,7 +54,13 @@ func (z *Zone) syncPod(ctx context.Context, key string) error {
 	}
 	nets, err := z.assignNetworks(pod, false)
 	foreign := z.foreignEntries(pod, known)
+	early := z.decidedEarly(pod)
 	z.mu.Unlock()
+	if early {
+		if again, err := z.decideAgain(ctx, pod); again || err != nil {
+			return err
+		}
+	}
 	if errors.Is(err, errWait) {
 		return nil
 	}
@@ -145,6 +151,7 @@ func (z *Zone) assignNetworks(pod *corev1.Pod, restoring bool) (network.PodNetwo
 		z.state(g.network).pods[key+" "+k] = g.port
 		z.queue.AddUnits(g.network, podUnit(key))
 	}
+	st.undecided = st.undecided && restoring
 	z.setOpenPorts(pod, st, restoring)
 	z.setHostPorts(pod, st)
 	if len(st.ports) > 0 {
@@ -181,20 +188,20 @@ func (z *Zone) setOpenPorts(pod *corev1.Pod, st *podState, restoring bool) {
 }
 
 // wantedNetworks returns the networks of a pod, none if the pod is left as it is.
-// The choice is made once in the pod's life.
+// The choice is made once in the pod's life, except by decideAgain.
 func (z *Zone) wantedNetworks(pod *corev1.Pod, st *podState, had network.PodNetworks, labelled, restoring bool) ([]wantedNetwork, error) {
 	_, assigned := st.ports[network.DefaultName]
 	before, hadDefault := had[network.DefaultName]
 	out := []wantedNetwork{{key: network.DefaultName, net: z.cfg.DefaultNetwork}}
 	switch {
-	case assigned:
-	case hadDefault:
+	case assigned && !st.undecided:
+	case hadDefault && !st.undecided:
 		if st.defaultOnly = before.Role != network.RoleInfrastructureLocked; st.defaultOnly {
 			z.addDefaultOnly(pod)
 		}
 		if st.defaultOnly && labelled && !hasInterfaces(pod) {
-			// If the pod was connected, its port exists and stays. If the pod's
-			// creator wrote the annotation while no zone ran, it gets no port.
+			// If the pod was connected, its port exists and stays. If an earlier zone did not know the label yet, or the
+			// pod's creator wrote the annotation while no zone ran, decideAgain follows.
 			z.reserveAnnotated(pod)
 			return nil, nil
 		}

@@ -64,6 +64,7 @@ func newEventWorld(t *testing.T, seed uint64) *eventWorld {
 	w.slices = cache.NewIndexer(cache.MetaNamespaceKeyFunc, sliceIndexers)
 	none := func(any) ([]string, error) { return nil, nil }
 	w.podStore = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: none, indexSelected: none})
+	w.remotePods = cache.NewIndexer(cache.MetaNamespaceKeyFunc, remotePodIndexers)
 	w.synced = true
 	return w
 }

@@ -41,3 +41,10 @@ func (m *Memory) Drop(kind string) {
 	defer m.mu.Unlock()
 	delete(m.marks, kind)
 }
+
+// DropPorts implements HighWater.
+func (m *Memory) DropPorts(exists func(networkName string) bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	dropPorts(m.marks, exists)
+}

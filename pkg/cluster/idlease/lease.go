@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"maps"
 	"math"
+	"strings"
 	"sync"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -43,8 +44,10 @@ const (
 // most networks allocate few ports while one process is the leader.
 const AllPorts = "ports"
 
+const portsPrefix = AllPorts + "/"
+
 // Ports is the kind of a network's port ids.
-func Ports(networkName string) string { return "ports/" + networkName }
+func Ports(networkName string) string { return portsPrefix + networkName }
 
 // HighWater stores the marks of ipam.IDs; a stored mark is never lower than the
 // allocator's. It is safe for concurrent use.
@@ -58,6 +61,9 @@ type HighWater interface {
 	Raise(ctx context.Context, kind string, to, ahead int64) error
 	// Drop removes the mark of a kind; the next Raise writes that.
 	Drop(kind string)
+	// DropPorts drops the marks of all networks of which exists does not report that they exist: a leader may end
+	// before it writes a Drop.
+	DropPorts(exists func(networkName string) bool)
 }
 
 // ErrClaimed is wrapped by the error of Raise once another process has claimed the
@@ -186,6 +192,20 @@ func (m *Lease) Drop(kind string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.marks, kind)
+}
+
+// DropPorts implements HighWater.
+func (m *Lease) DropPorts(exists func(networkName string) bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	dropPorts(m.marks, exists)
+}
+
+func dropPorts(marks map[string]int64, exists func(networkName string) bool) {
+	maps.DeleteFunc(marks, func(kind string, _ int64) bool {
+		name, ports := strings.CutPrefix(kind, portsPrefix)
+		return ports && !exists(name)
+	})
 }
 
 // load reads the lease.

@@ -41,6 +41,9 @@ func TestMarks(t *testing.T) {
 	raise(t, a, Networks, 1, 10)
 	raise(t, a, Nodes, 1, 0)
 	raise(t, a, Ports("x"), 2000, 0)
+	raise(t, a, AllPorts, 1000, 0)
+	raise(t, a, Ports("y"), 2000, 0)
+	raise(t, a, Ports("z"), 2000, 0)
 	want(t, a, Networks, 11)
 	version := func() string {
 		t.Helper()
@@ -55,11 +58,15 @@ func TestMarks(t *testing.T) {
 		t.Error("Raise wrote a mark that is stored already")
 	}
 	a.Drop(Ports("x"))
+	a.DropPorts(func(name string) bool { return name == "y" })
 	raise(t, a, Networks, 12, 10)
 	b := leader(api)
 	want(t, b, Networks, 22)
 	want(t, b, Nodes, 1)
+	want(t, b, AllPorts, 1000)
 	want(t, b, Ports("x"), 0)
+	want(t, b, Ports("y"), 2000)
+	want(t, b, Ports("z"), 0)
 }
 
 // A former leader that still runs allocates only what it has reserved, and ends. The

@@ -64,7 +64,8 @@ type Reconciler struct {
 
 	restore struct {
 		sync.Mutex
-		done bool
+		done    bool
+		unnamed bool // a pod has addresses on a network whose name nothing tells, as its NAD is gone
 	}
 }
 

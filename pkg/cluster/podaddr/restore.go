@@ -75,6 +75,9 @@ func (r *Reconciler) Restore(ctx context.Context) error {
 	for key := range r.tracker.claimUIDs {
 		r.tracker.enqueueClaim(key)
 	}
+	if !r.restore.unnamed { // else a later leader drops them
+		r.marks.DropPorts(func(name string) bool { return r.tracker.nadCount[name] > 0 || r.tracker.allocators[name] != nil })
+	}
 	r.restore.done = true
 	r.log.Info("pod addresses restored", "pods", len(r.tracker.pods), "claims", len(claims), "networks", len(r.tracker.allocators))
 	return nil
@@ -181,6 +184,7 @@ func (r *Reconciler) restorePod(ctx context.Context, obj *corev1.Pod, claims map
 	r.tracker.build(in)
 	for k, networkName := range withoutNAD {
 		if networkName == "" {
+			r.restore.unnamed = true
 			r.tracker.reserveUnknown(key, k)
 			continue
 		}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -222,6 +223,36 @@ func TestTunnelIDsAfterManyLeaders(t *testing.T) {
 		seen[n.TunnelID] = name
 		s.remove(p)
 	}
+}
+
+// A leader may end before it writes that a network is deleted. The next one drops the network's mark of tunnel ids, unless a
+// pod may still be on the network.
+func TestMarksOfDeletedNetworks(t *testing.T) {
+	s := newSim(t)
+	kinds := []string{idlease.Networks, idlease.AllPorts, idlease.Ports("net"), idlease.Ports("gone")}
+	wantMarks := func(when string, want ...string) {
+		t.Helper()
+		for _, kind := range kinds {
+			if got, err := s.marks.Get(s.ctx, kind); err != nil || got > 0 != slices.Contains(want, kind) {
+				t.Errorf("%s: mark of %s is %d (%v), want those of %q", when, kind, got, err, want)
+			}
+		}
+	}
+	for _, kind := range kinds {
+		s.must(s.marks.Raise(s.ctx, kind, 2000, 0))
+	}
+	s.namespace("red", false)
+	nad := s.nad("red", "net", 7, "net", secondaryL2)
+	p := s.pod("red", "a", secondaryRequest("net"))
+	s.markRunning("red", "a")
+	s.restart(s.r.lookup.Plan)
+	wantMarks("with a NAD", kinds[:3]...)
+	s.remove(nad) // by force: the pod's annotation names the NAD only
+	s.restart(s.r.lookup.Plan)
+	wantMarks("with a pod", kinds[:3]...)
+	s.remove(p)
+	s.restart(s.r.lookup.Plan)
+	wantMarks("without a pod", kinds[:2]...)
 }
 
 // When a NAD is deleted or becomes unusable, running pods keep their addresses,

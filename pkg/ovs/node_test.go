@@ -3,6 +3,7 @@
 package ovs
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -133,33 +135,46 @@ func TestBuildNode(t *testing.T) {
 	}
 }
 
-// The kernel uses the default routes of the lowest metric; next hops on other links do not count.
+// The kernel uses the default routes of the lowest metric, and of routers one at a time; next hops on other links do not count.
 func TestNextHops(t *testing.T) {
-	route := func(metric, link int, hops ...string) netlink.Route {
-		r := netlink.Route{Priority: metric, LinkIndex: link}
-		if len(hops) == 1 {
-			r.Gw = net.ParseIP(hops[0])
-			return r
-		}
-		for _, h := range hops {
-			r.MultiPath = append(r.MultiPath, &netlink.NexthopInfo{LinkIndex: link, Gw: net.ParseIP(h)})
+	route := func(metric uint32, link int, gateways ...string) defaultRoute {
+		r := defaultRoute{metric: metric}
+		for _, g := range gateways {
+			r.hops = append(r.hops, hop{link, netip.MustParseAddr(g)})
 		}
 		return r
 	}
-	other := route(0, 3, "192.0.2.9")
-	_, other.Dst, _ = net.ParseCIDR("10.0.0.0/8")
+	router := func(preference int8, gateways ...string) defaultRoute {
+		r := route(1024, 3, gateways...)
+		r.advertised, r.preference = true, preference
+		return r
+	}
+	backup := route(1024, 3, "fe80::1")
+	backup.preference = -1
 	for name, c := range map[string]struct {
-		routes []netlink.Route
+		routes []defaultRoute
+		failed string
 		want   string
 	}{
-		"a backup":                    {[]netlink.Route{route(200, 3, "192.0.2.2"), route(100, 3, "192.0.2.1")}, "[192.0.2.1]"},
-		"two of one metric":           {[]netlink.Route{route(1024, 3, "fe80::1"), route(1024, 3, "fe80::2"), route(2048, 3, "fe80::3")}, "[fe80::1 fe80::2]"},
-		"several next hops":           {[]netlink.Route{route(20, 3, "192.0.2.1", "192.0.2.2"), route(100, 3, "192.0.2.3")}, "[192.0.2.1 192.0.2.2]"},
-		"the best is on another link": {[]netlink.Route{route(0, 4, "198.51.100.1"), route(100, 3, "192.0.2.1"), route(200, 3, "192.0.2.2")}, "[192.0.2.1]"},
-		"not a default route":         {[]netlink.Route{other}, "[]"},
-		"no gateway":                  {[]netlink.Route{{LinkIndex: 3}}, "[]"},
+		"a backup":                       {[]defaultRoute{route(200, 3, "192.0.2.2"), route(100, 3, "192.0.2.1")}, "", "[192.0.2.1]"},
+		"two of one metric":              {[]defaultRoute{route(1024, 3, "fe80::1"), route(1024, 3, "fe80::2"), route(2048, 3, "fe80::3")}, "", "[fe80::1 fe80::2]"},
+		"one of them with less priority": {[]defaultRoute{backup, route(1024, 3, "fe80::2")}, "", "[fe80::2]"},
+		"several next hops":              {[]defaultRoute{route(20, 3, "192.0.2.1", "192.0.2.2"), route(100, 3, "192.0.2.3")}, "", "[192.0.2.1 192.0.2.2]"},
+		"the best is on another link":    {[]defaultRoute{route(0, 4, "198.51.100.1"), route(100, 3, "192.0.2.1"), route(200, 3, "192.0.2.2")}, "", "[192.0.2.1]"},
+		"no gateway":                     {[]defaultRoute{route(0, 3)}, "", "[]"},
+		"routers by preference":          {[]defaultRoute{router(-1, "fe80::1"), router(0, "fe80::2"), router(1, "fe80::3")}, "", "[fe80::3]"},
+		"equal routers":                  {[]defaultRoute{router(0, "fe80::1"), router(0, "fe80::2")}, "", "[fe80::1]"},
+		"a router and a static route":    {[]defaultRoute{route(1024, 3, "fe80::1"), router(0, "fe80::2")}, "", "[fe80::1]"},
+		"routers that a program adds":    {[]defaultRoute{router(0, "fe80::1", "fe80::2"), router(0, "fe80::3")}, "", "[fe80::1 fe80::2]"},
+		"a router does not answer":       {[]defaultRoute{router(1, "fe80::1"), router(-1, "fe80::2")}, "fe80::1", "[fe80::2]"},
+		"an equal one does not answer":   {[]defaultRoute{router(0, "fe80::1"), router(0, "fe80::2")}, "fe80::1", "[fe80::2]"},
+		"the only one does not answer":   {[]defaultRoute{router(0, "fe80::1"), route(2048, 3, "fe80::2")}, "fe80::1", "[fe80::1]"},
 	} {
-		if got, _ := nextHops(c.routes, 3); fmt.Sprint(got) != c.want {
+		var failed []netip.Addr
+		if c.failed != "" {
+			failed = append(failed, netip.MustParseAddr(c.failed))
+		}
+		if got, _ := nextHops(c.routes, 3, failed); fmt.Sprint(got) != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
 	}
@@ -227,4 +242,72 @@ ip addr add fd00:1::5/64 dev br-ex nodad`)
 	first("by the next hop's subnet, and no unique local address", "203.0.113.5", "2001:db8:1::5")
 	run("ip route replace default via 203.0.113.1 src 10.0.0.5; ip -6 route replace default via fe80::1 dev br-ex src fd00:1::5")
 	first("as the routes say", "10.0.0.5", "fd00:1::5")
+}
+
+// sendRA sends a router advertisement with a preference, in the two bits of RFC 4191, from a router on the link.
+func sendRA(t *testing.T, link string, router netip.Addr, preference byte) {
+	t.Helper()
+	l, err := netlink.LinkByName(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := netip.MustParseAddr("ff02::1")
+	ra := []byte{134, 0, 0, 0, 64, preference << 3, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0} // for 1800 seconds
+	sum := uint32(len(ra)) + unix.IPPROTO_ICMPV6
+	for b := slices.Concat(router.AsSlice(), all.AsSlice(), ra); len(b) > 0; b = b[2:] {
+		sum += uint32(binary.BigEndian.Uint16(b))
+	}
+	binary.BigEndian.PutUint16(ra[2:], ^uint16(sum+sum>>16))
+	packet := slices.Concat([]byte{0x60, 0, 0, 0, 0, byte(len(ra)), unix.IPPROTO_ICMPV6, 255}, router.AsSlice(), all.AsSlice(), ra)
+	s, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(s)
+	to := &unix.SockaddrLinklayer{Protocol: 0xdd86, Ifindex: l.Attrs().Index, Halen: 6, Addr: [8]byte{0x33, 0x33, 0, 0, 0, 1}}
+	if err := unix.Sendto(s, packet, 0, to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Of two routers the networks use the one that the kernel uses.
+func TestKernelRouters(t *testing.T) {
+	run := ownNamespace(t)
+	run(`
+ip link set lo up
+ip link add br-ex type veth peer name peer
+sysctl -qw net.ipv6.conf.br-ex.forwarding=0 net.ipv6.conf.br-ex.accept_ra=2
+ip link set peer up
+ip link set br-ex up
+ip addr add 2001:db8:1::5/64 dev br-ex nodad`)
+	want := func(what, router string, advertise func()) {
+		t.Helper()
+		last := ""
+		for deadline := time.Now().Add(20 * time.Second); ; {
+			advertise()
+			link, err := readBridgeLink("br-ex")
+			if err != nil {
+				t.Fatal(err)
+			}
+			routes, err := netlink.RouteGet(net.ParseIP("2000::1"))
+			kernel := fmt.Sprint(err)
+			if err == nil {
+				kernel = routes[0].Gw.String()
+			}
+			if last = fmt.Sprintf("%v, the kernel's is %s", link.NextHops, kernel); last == "["+router+"], the kernel's is "+router {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: next hops are %s, want %s", what, last, router)
+			}
+			runtime.Gosched()
+		}
+	}
+	low, high := netip.MustParseAddr("fe80::a"), netip.MustParseAddr("fe80::b")
+	want("one router", "fe80::a", func() { sendRA(t, "peer", low, 3) })
+	want("a better one", "fe80::b", func() { sendRA(t, "peer", high, 1) })
+	run("ip -6 neigh replace fe80::b dev br-ex nud failed; ip -6 neigh replace fe80::a lladdr 02:00:00:00:00:0a dev br-ex nud reachable")
+	want("it does not answer", "fe80::a", func() {})
+	run("ip -6 neigh del fe80::b dev br-ex; ip -6 neigh replace fe80::b lladdr 02:00:00:00:00:0b dev br-ex nud reachable")
+	want("equal routers", "fe80::a", func() { sendRA(t, "peer", low, 1) })
 }

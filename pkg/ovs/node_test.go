@@ -244,6 +244,33 @@ ip addr add fd00:1::5/64 dev br-ex nodad`)
 	first("as the routes say", "10.0.0.5", "fd00:1::5")
 }
 
+// The routes of other tables are not read: hundreds of networks have tens of thousands.
+func TestKernelMainTableOnly(t *testing.T) {
+	run := ownNamespace(t)
+	run(`
+ip link set lo up
+ip link add br-ex type veth peer name peer
+ip link set peer up
+ip link set br-ex up
+ip addr add 192.0.2.5/24 dev br-ex
+ip addr add 2001:db8:1::5/64 dev br-ex nodad
+ip route add default via 192.0.2.1
+ip -6 route add default via fe80::1 dev br-ex
+for i in $(seq 250); do
+	echo route add unreachable 10.$i.0.0/16 table 100
+	echo route add unreachable 2001:db8:$i::/48 table 100
+done | ip -batch -`)
+	for family, hop := range map[int]string{netlink.FAMILY_V4: "192.0.2.1", netlink.FAMILY_V6: "fe80::1"} {
+		read := 0
+		if err := dumpMainTable(family, func() { read = 0 }, func([]byte) { read++ }); err != nil || read == 0 || read > 20 {
+			t.Errorf("%d routes read: %v", read, err)
+		}
+		if routes, err := readDefaultRoutes(family); err != nil || len(routes) != 1 || routes[0].hops[0].gateway.String() != hop {
+			t.Errorf("default routes are %v, want one by %s: %v", routes, hop, err)
+		}
+	}
+}
+
 // sendRA sends a router advertisement with a preference, in the two bits of RFC 4191, from a router on the link.
 func sendRA(t *testing.T, link string, router netip.Addr, preference byte) {
 	t.Helper()

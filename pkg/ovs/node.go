@@ -109,7 +109,8 @@ func encapOf(addresses []netip.Prefix) []netip.Addr {
 
 // KeepOrder returns the node with its addresses in order. In an IP family without a default route, the address that was
 // the first at the last read stays the first. With a default route the kernel's preference counts. Without KeepOrder the
-// tunnels and the networks' way out would get other addresses while a router is away.
+// tunnels and the networks' way out would get other addresses while a router is away. The tunnel address does not follow
+// the kernel's preference: other nodes' tunnels would break until they have read it.
 func KeepOrder(n, last network.Node, c config.OVS) network.Node {
 	for _, first := range last.Addresses {
 		inFamily := func(p netip.Prefix) bool { return network.SameFamily(p, first) }
@@ -121,9 +122,20 @@ func KeepOrder(n, last network.Node, c config.OVS) network.Node {
 		n.Addresses = slices.Insert(slices.Delete(slices.Clone(n.Addresses), from, from+1), to, first)
 	}
 	if len(c.Encap) == 0 {
-		n.EncapIPs = encapOf(n.Addresses)
+		n.EncapIPs = keepEncap(encapOf(n.Addresses), n, last)
 	}
 	return n
+}
+
+// keepEncap returns the last tunnel address if the node still has it, or else those given. One of the other IP family is not
+// kept: a node that gets its IPv4 address late would have no tunnels to nodes with theirs.
+func keepEncap(given []netip.Addr, n, last network.Node) []netip.Addr {
+	for _, a := range last.EncapIPs {
+		if n.HasAddress(a) && len(given) > 0 && network.SameFamily(a, given[0]) {
+			return []netip.Addr{a}
+		}
+	}
+	return given
 }
 
 // isUsable reports whether an address is valid outside the node. Link-local

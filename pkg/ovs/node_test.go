@@ -24,7 +24,7 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Addresses keep their order in a family without a default route. Otherwise the kernel's choice counts.
+// Addresses keep their order in a family without a default route. Otherwise the kernel's choice counts, except for tunnels.
 func TestKeepOrder(t *testing.T) {
 	prefixes := func(list ...string) (out []netip.Prefix) {
 		for _, s := range list {
@@ -39,14 +39,19 @@ func TestKeepOrder(t *testing.T) {
 		now, last       []netip.Prefix
 		hops            []netip.Addr
 		encap           string // configured
+		lastEncap       string
 		want, wantEncap string
 	}{
-		{"no route of a family", prefixes(slaac, static, v4), prefixes(static, slaac, v4), []netip.Addr{hop4}, "", "[2001:db8::7/64 2001:db8::a1/64 192.0.2.7/24]", "[192.0.2.7]"},
-		{"no route at all", prefixes(other4, v4, slaac, static), prefixes(v4, other4, static, slaac), nil, "", "[192.0.2.7/24 192.0.2.9/24 2001:db8::7/64 2001:db8::a1/64]", "[192.0.2.7]"},
-		{"routes of both", prefixes(other4, v4, slaac, static), prefixes(v4, other4, static, slaac), []netip.Addr{hop4, hop6}, "", "[192.0.2.9/24 192.0.2.7/24 2001:db8::a1/64 2001:db8::7/64]", "[192.0.2.9]"},
-		{"the first is gone", prefixes(slaac), prefixes(static, slaac), nil, "", "[2001:db8::a1/64]", "[2001:db8::a1]"},
-		{"never read before", prefixes(slaac, static), nil, nil, "", "[2001:db8::a1/64 2001:db8::7/64]", "[2001:db8::a1]"},
-		{"a tunnel address is configured", prefixes(other4, v4), prefixes(v4, other4), nil, "198.51.100.1", "[192.0.2.7/24 192.0.2.9/24]", "[198.51.100.1]"},
+		{"no route of a family", prefixes(slaac, static, v4), prefixes(static, slaac, v4), []netip.Addr{hop4}, "", "", "[2001:db8::7/64 2001:db8::a1/64 192.0.2.7/24]", "[192.0.2.7]"},
+		{"no route at all", prefixes(other4, v4, slaac, static), prefixes(v4, other4, static, slaac), nil, "", "", "[192.0.2.7/24 192.0.2.9/24 2001:db8::7/64 2001:db8::a1/64]", "[192.0.2.7]"},
+		{"routes of both", prefixes(other4, v4, slaac, static), prefixes(v4, other4, static, slaac), []netip.Addr{hop4, hop6}, "", "", "[192.0.2.9/24 192.0.2.7/24 2001:db8::a1/64 2001:db8::7/64]", "[192.0.2.9]"},
+		{"the first is gone", prefixes(slaac), prefixes(static, slaac), nil, "", "", "[2001:db8::a1/64]", "[2001:db8::a1]"},
+		{"never read before", prefixes(slaac, static), nil, nil, "", "", "[2001:db8::a1/64 2001:db8::7/64]", "[2001:db8::a1]"},
+		{"a tunnel address is configured", prefixes(other4, v4), prefixes(v4, other4), nil, "198.51.100.1", "", "[192.0.2.7/24 192.0.2.9/24]", "[198.51.100.1]"},
+		{"one family with a next hop", prefixes(slaac, static), prefixes(static, slaac), []netip.Addr{hop6}, "", "2001:db8::7", "[2001:db8::a1/64 2001:db8::7/64]", "[2001:db8::7]"},
+		{"the tunnel address is gone", prefixes(slaac), prefixes(static, slaac), []netip.Addr{hop6}, "", "2001:db8::7", "[2001:db8::a1/64]", "[2001:db8::a1]"},
+		{"IPv4 comes late", prefixes(slaac, v4), prefixes(slaac), []netip.Addr{hop4, hop6}, "", "2001:db8::a1", "[2001:db8::a1/64 192.0.2.7/24]", "[192.0.2.7]"},
+		{"a tunnel address was configured", prefixes(v4), prefixes(v4), nil, "", "198.51.100.1", "[192.0.2.7/24]", "[192.0.2.7]"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var conf config.OVS
@@ -55,14 +60,18 @@ func TestKeepOrder(t *testing.T) {
 				conf.Encap = []netip.Prefix{netip.MustParsePrefix(c.encap + "/32")}
 				encap = []netip.Addr{netip.MustParseAddr(c.encap)}
 			}
-			n := KeepOrder(network.Node{Addresses: c.now, NextHops: c.hops, EncapIPs: encap}, network.Node{Addresses: c.last}, conf)
+			last := network.Node{Addresses: c.last}
+			if c.lastEncap != "" {
+				last.EncapIPs = []netip.Addr{netip.MustParseAddr(c.lastEncap)}
+			}
+			n := KeepOrder(network.Node{Addresses: c.now, NextHops: c.hops, EncapIPs: encap}, last, conf)
 			if fmt.Sprint(n.Addresses) != c.want || fmt.Sprint(n.EncapIPs) != c.wantEncap {
 				t.Errorf("addresses %v, tunnels %v; want %s, %s", n.Addresses, n.EncapIPs, c.want, c.wantEncap)
 			}
 			// The next read finds no change: each would reach all nodes.
 			again := KeepOrder(network.Node{Addresses: c.now, NextHops: c.hops, EncapIPs: encap}, n, conf)
-			if !slices.Equal(again.Addresses, n.Addresses) {
-				t.Errorf("the next read changes the order to %v", again.Addresses)
+			if !slices.Equal(again.Addresses, n.Addresses) || !slices.Equal(again.EncapIPs, n.EncapIPs) {
+				t.Errorf("the next read changes the order to %v, tunnels to %v", again.Addresses, again.EncapIPs)
 			}
 		})
 	}

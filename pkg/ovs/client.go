@@ -71,7 +71,7 @@ func monitoredColumns() []client.MonitorOption {
 	o, b, p, i := &vsdb.OpenvSwitch{}, &vsdb.Bridge{}, &vsdb.Port{}, &vsdb.Interface{}
 	return []client.MonitorOption{
 		client.WithTable(o, &o.Bridges, &o.ExternalIDs, &o.CurCfg, &o.NextCfg),
-		client.WithTable(b, &b.Name, &b.Ports, &b.FailMode, &b.DatapathType, &b.ExternalIDs),
+		client.WithTable(b, &b.Name, &b.Ports, &b.FailMode, &b.DatapathType, &b.ExternalIDs, &b.OtherConfig),
 		client.WithTable(p, &p.Name, &p.Interfaces, &p.ExternalIDs, &p.Protected),
 		client.WithTable(i, &i.Name, &i.Type, &i.MAC, &i.MTURequest, &i.ExternalIDs, &i.Ofport, &i.Error),
 	}

@@ -397,8 +397,18 @@ func (r *FlowReconciler) write(ctx context.Context, before map[uint64]flows.Stat
 		return nil
 	}
 	var errs []error
+	var written []flows.Op
+	defer func() { r.logWritten(ctx, written) }()
+	apply := func(bundle []flows.Op) error {
+		r.expect(bundle)
+		err := r.Switch.Apply(ctx, r.Bridge, bundle)
+		if err == nil {
+			written = append(written, bundle...)
+		}
+		return err
+	}
 	for _, bundle := range flows.Bundles(ops) {
-		err := r.apply(ctx, bundle)
+		err := apply(bundle)
 		if errors.Is(err, flows.ErrUnresponsive) {
 			return errors.Join(append(errs, err)...)
 		}
@@ -408,22 +418,33 @@ func (r *FlowReconciler) write(ctx context.Context, before map[uint64]flows.Stat
 			continue
 		}
 		for _, own := range networks { // so that one network's refused flows do not keep others from theirs
-			errs = append(errs, r.apply(ctx, own))
+			errs = append(errs, apply(own))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// apply applies a bundle.
-func (r *FlowReconciler) apply(ctx context.Context, bundle []flows.Op) error {
-	r.expect(bundle)
-	if err := r.Switch.Apply(ctx, r.Bridge, bundle); err != nil {
-		return err
+// logWritten logs a change in one line, and each flow only for debugging: after a restart of ovs-vswitchd there are thousands.
+func (r *FlowReconciler) logWritten(ctx context.Context, ops []flows.Op) {
+	if len(ops) == 0 {
+		return
 	}
-	for _, op := range bundle {
-		r.Log.Info("changed a flow of the external bridge", "op", op.String())
+	deleted, cookies := 0, map[uint64]bool{}
+	debug := r.Log.Enabled(ctx, slog.LevelDebug)
+	for _, op := range ops {
+		cookies[op.Flow.Cookie] = true
+		if op.Delete {
+			deleted++
+		}
+		if debug {
+			r.Log.Debug("changed a flow of the external bridge", "op", op.String())
+		}
 	}
-	return nil
+	attributes := []any{"added", len(ops) - deleted, "deleted", deleted}
+	if cookie := ops[0].Flow.Cookie; len(cookies) == 1 && cookie != flows.CookieBase {
+		attributes = append(attributes, "networkID", flows.NetworkOf(cookie))
+	}
+	r.Log.Info("changed flows of the external bridge", attributes...)
 }
 
 // expect notes the events that own changes will cause.

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -305,6 +306,31 @@ func FuzzChangedCookies(f *testing.F) {
 			t.Errorf("%d cookies in %d bytes", len(got), len(body))
 		}
 	})
+}
+
+// A change is one line of the log, however many flows and networks it has.
+func TestLogOfFlows(t *testing.T) {
+	r := newReconciler(nil, &flows.Fake{}, "")
+	var output strings.Builder
+	r.Log = slog.New(slog.NewTextHandler(&output, nil))
+	want := func(what, line string) {
+		t.Helper()
+		if err := r.write(t.Context(), nil, true, func(uint64) bool { return false }); err != nil {
+			t.Fatal(err)
+		}
+		if got := output.String(); strings.Count(got, "\n") != 1 || !strings.HasSuffix(got, line+"\n") {
+			t.Errorf("%s: the log is %.1000s, want one line that ends with %s", what, got, line)
+		}
+		output.Reset()
+	}
+	for id := range 500 {
+		for i := range 10 {
+			r.run.want[flows.Cookie(id)] = append(r.run.want[flows.Cookie(id)], flows.Flow{Cookie: flows.Cookie(id), Match: fmt.Sprintf("in_port=%d,reg0=%d", id, i), Actions: "drop"})
+		}
+	}
+	want("all flows", `msg="changed flows of the external bridge" added=5000 deleted=0`)
+	r.run.want[flows.Cookie(7)] = r.run.want[flows.Cookie(7)][:6]
+	want("one network", "added=0 deleted=4 networkID=7")
 }
 
 // A network whose flows the switch refuses keeps no other network from its own.

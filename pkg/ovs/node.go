@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -110,7 +109,8 @@ func encapOf(addresses []netip.Prefix) []netip.Addr {
 
 // KeepOrder returns the node with its addresses in order. In an IP family without a default route, the address that was
 // the first at the last read stays the first. With a default route the kernel's preference counts. Without KeepOrder the
-// tunnels and the networks' way out would get other addresses while a router is away.
+// tunnels and the networks' way out would get other addresses while a router is away. The tunnel address does not follow
+// the kernel's preference: other nodes' tunnels would break until they have read it.
 func KeepOrder(n, last network.Node, c config.OVS) network.Node {
 	for _, first := range last.Addresses {
 		inFamily := func(p netip.Prefix) bool { return network.SameFamily(p, first) }
@@ -122,9 +122,20 @@ func KeepOrder(n, last network.Node, c config.OVS) network.Node {
 		n.Addresses = slices.Insert(slices.Delete(slices.Clone(n.Addresses), from, from+1), to, first)
 	}
 	if len(c.Encap) == 0 {
-		n.EncapIPs = encapOf(n.Addresses)
+		n.EncapIPs = keepEncap(encapOf(n.Addresses), n, last)
 	}
 	return n
+}
+
+// keepEncap returns the last tunnel address if the node still has it, or else those given. One of the other IP family is not
+// kept: a node that gets its IPv4 address late would have no tunnels to nodes with theirs.
+func keepEncap(given []netip.Addr, n, last network.Node) []netip.Addr {
+	for _, a := range last.EncapIPs {
+		if n.HasAddress(a) && len(given) > 0 && network.SameFamily(a, given[0]) {
+			return []netip.Addr{a}
+		}
+	}
+	return given
 }
 
 // isUsable reports whether an address is valid outside the node. Link-local
@@ -170,13 +181,15 @@ func readBridgeLink(bridge string) (BridgeLink, error) {
 				a.Flags&unix.IFA_F_TEMPORARY != 0 && ip.Is6() && !ip.Is4In6()})
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netdump.List(func() ([]netlink.Route, error) {
-			return netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
-		})
+		routes, err := readDefaultRoutes(family)
 		if err != nil {
-			return out, fmt.Errorf("list routes: %w", err)
+			return out, fmt.Errorf("list default routes: %w", err)
 		}
-		hops, source := nextHops(routes, link.Attrs().Index)
+		failed, err := failedNeighbours(routes, link.Attrs().Index)
+		if err != nil {
+			return out, fmt.Errorf("find which routers on %s answer: %w", bridge, err)
+		}
+		hops, source := nextHops(routes, link.Attrs().Index, failed)
 		out.NextHops = append(out.NextHops, hops...)
 		if len(hops) > 0 && !source.IsValid() {
 			source = sourceTo(family, hops[0], link.Attrs().Index)
@@ -184,65 +197,6 @@ func readBridgeLink(bridge string) (BridgeLink, error) {
 		out.Addresses = preferred(out.Addresses, source)
 	}
 	return out, nil
-}
-
-// sourceTo returns the source address that the kernel chooses for packets out of the cluster, through
-// a next hop on a link. It is not valid if there is none.
-func sourceTo(family int, hop netip.Addr, link int) netip.Addr {
-	// An address that is nobody's, in the range of the global ones (RFC 4291).
-	to := net.ParseIP("2000::1")
-	if family == netlink.FAMILY_V4 { // the source depends on the next hop alone
-		to = hop.AsSlice()
-	}
-	routes, err := netlink.RouteGet(to)
-	if err != nil || len(routes) == 0 || routes[0].LinkIndex != link {
-		return netip.Addr{}
-	}
-	source, _ := netip.AddrFromSlice(routes[0].Src)
-	return source.Unmap()
-}
-
-// preferred returns the addresses with this one first. The kernel lists an IPv6 address that it gets
-// later, such as one of another prefix that a router begins to advertise, before the others.
-func preferred(list []LinkAddress, source netip.Addr) []LinkAddress {
-	i := slices.IndexFunc(list, func(a LinkAddress) bool { return a.Prefix.Addr() == source })
-	if i < 0 {
-		return list
-	}
-	return slices.Concat(list[i:i+1], list[:i], list[i+1:])
-}
-
-// nextHops returns the gateways on a link of an IP family's default routes with the lowest metric, which the
-// kernel prefers, and the source address of the first one, if it has one: others are backups, and the networks'
-// routers would share packets out among all.
-func nextHops(routes []netlink.Route, link int) (hops []netip.Addr, source netip.Addr) {
-	slices.SortStableFunc(routes, func(a, b netlink.Route) int { return a.Priority - b.Priority })
-	metric := 0
-	for _, r := range routes {
-		if r.Dst != nil {
-			if ones, _ := r.Dst.Mask.Size(); ones != 0 {
-				continue
-			}
-		}
-		if len(hops) > 0 && r.Priority != metric {
-			break
-		}
-		path := []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw}}
-		if len(r.MultiPath) > 0 {
-			path = r.MultiPath
-		}
-		for _, h := range path {
-			gw, ok := netip.AddrFromSlice(h.Gw)
-			if !ok || h.LinkIndex != link || slices.Contains(hops, gw.Unmap()) {
-				continue
-			}
-			if from, ok := netip.AddrFromSlice(r.Src); ok && len(hops) == 0 {
-				source = from.Unmap()
-			}
-			hops, metric = append(hops, gw.Unmap()), r.Priority
-		}
-	}
-	return hops, source
 }
 
 // readElsewhere reads the addresses of other interfaces than the external bridge and Bulkhead's own:

@@ -3,6 +3,7 @@
 package ovs
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -22,7 +24,7 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Addresses keep their order in a family without a default route. Otherwise the kernel's choice counts.
+// Addresses keep their order in a family without a default route. Otherwise the kernel's choice counts, except for tunnels.
 func TestKeepOrder(t *testing.T) {
 	prefixes := func(list ...string) (out []netip.Prefix) {
 		for _, s := range list {
@@ -37,14 +39,19 @@ func TestKeepOrder(t *testing.T) {
 		now, last       []netip.Prefix
 		hops            []netip.Addr
 		encap           string // configured
+		lastEncap       string
 		want, wantEncap string
 	}{
-		{"no route of a family", prefixes(slaac, static, v4), prefixes(static, slaac, v4), []netip.Addr{hop4}, "", "[2001:db8::7/64 2001:db8::a1/64 192.0.2.7/24]", "[192.0.2.7]"},
-		{"no route at all", prefixes(other4, v4, slaac, static), prefixes(v4, other4, static, slaac), nil, "", "[192.0.2.7/24 192.0.2.9/24 2001:db8::7/64 2001:db8::a1/64]", "[192.0.2.7]"},
-		{"routes of both", prefixes(other4, v4, slaac, static), prefixes(v4, other4, static, slaac), []netip.Addr{hop4, hop6}, "", "[192.0.2.9/24 192.0.2.7/24 2001:db8::a1/64 2001:db8::7/64]", "[192.0.2.9]"},
-		{"the first is gone", prefixes(slaac), prefixes(static, slaac), nil, "", "[2001:db8::a1/64]", "[2001:db8::a1]"},
-		{"never read before", prefixes(slaac, static), nil, nil, "", "[2001:db8::a1/64 2001:db8::7/64]", "[2001:db8::a1]"},
-		{"a tunnel address is configured", prefixes(other4, v4), prefixes(v4, other4), nil, "198.51.100.1", "[192.0.2.7/24 192.0.2.9/24]", "[198.51.100.1]"},
+		{"no route of a family", prefixes(slaac, static, v4), prefixes(static, slaac, v4), []netip.Addr{hop4}, "", "", "[2001:db8::7/64 2001:db8::a1/64 192.0.2.7/24]", "[192.0.2.7]"},
+		{"no route at all", prefixes(other4, v4, slaac, static), prefixes(v4, other4, static, slaac), nil, "", "", "[192.0.2.7/24 192.0.2.9/24 2001:db8::7/64 2001:db8::a1/64]", "[192.0.2.7]"},
+		{"routes of both", prefixes(other4, v4, slaac, static), prefixes(v4, other4, static, slaac), []netip.Addr{hop4, hop6}, "", "", "[192.0.2.9/24 192.0.2.7/24 2001:db8::a1/64 2001:db8::7/64]", "[192.0.2.9]"},
+		{"the first is gone", prefixes(slaac), prefixes(static, slaac), nil, "", "", "[2001:db8::a1/64]", "[2001:db8::a1]"},
+		{"never read before", prefixes(slaac, static), nil, nil, "", "", "[2001:db8::a1/64 2001:db8::7/64]", "[2001:db8::a1]"},
+		{"a tunnel address is configured", prefixes(other4, v4), prefixes(v4, other4), nil, "198.51.100.1", "", "[192.0.2.7/24 192.0.2.9/24]", "[198.51.100.1]"},
+		{"one family with a next hop", prefixes(slaac, static), prefixes(static, slaac), []netip.Addr{hop6}, "", "2001:db8::7", "[2001:db8::a1/64 2001:db8::7/64]", "[2001:db8::7]"},
+		{"the tunnel address is gone", prefixes(slaac), prefixes(static, slaac), []netip.Addr{hop6}, "", "2001:db8::7", "[2001:db8::a1/64]", "[2001:db8::a1]"},
+		{"IPv4 comes late", prefixes(slaac, v4), prefixes(slaac), []netip.Addr{hop4, hop6}, "", "2001:db8::a1", "[2001:db8::a1/64 192.0.2.7/24]", "[192.0.2.7]"},
+		{"a tunnel address was configured", prefixes(v4), prefixes(v4), nil, "", "198.51.100.1", "[192.0.2.7/24]", "[192.0.2.7]"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var conf config.OVS
@@ -53,14 +60,18 @@ func TestKeepOrder(t *testing.T) {
 				conf.Encap = []netip.Prefix{netip.MustParsePrefix(c.encap + "/32")}
 				encap = []netip.Addr{netip.MustParseAddr(c.encap)}
 			}
-			n := KeepOrder(network.Node{Addresses: c.now, NextHops: c.hops, EncapIPs: encap}, network.Node{Addresses: c.last}, conf)
+			last := network.Node{Addresses: c.last}
+			if c.lastEncap != "" {
+				last.EncapIPs = []netip.Addr{netip.MustParseAddr(c.lastEncap)}
+			}
+			n := KeepOrder(network.Node{Addresses: c.now, NextHops: c.hops, EncapIPs: encap}, last, conf)
 			if fmt.Sprint(n.Addresses) != c.want || fmt.Sprint(n.EncapIPs) != c.wantEncap {
 				t.Errorf("addresses %v, tunnels %v; want %s, %s", n.Addresses, n.EncapIPs, c.want, c.wantEncap)
 			}
 			// The next read finds no change: each would reach all nodes.
 			again := KeepOrder(network.Node{Addresses: c.now, NextHops: c.hops, EncapIPs: encap}, n, conf)
-			if !slices.Equal(again.Addresses, n.Addresses) {
-				t.Errorf("the next read changes the order to %v", again.Addresses)
+			if !slices.Equal(again.Addresses, n.Addresses) || !slices.Equal(again.EncapIPs, n.EncapIPs) {
+				t.Errorf("the next read changes the order to %v, tunnels to %v", again.Addresses, again.EncapIPs)
 			}
 		})
 	}
@@ -133,33 +144,46 @@ func TestBuildNode(t *testing.T) {
 	}
 }
 
-// The kernel uses the default routes of the lowest metric; next hops on other links do not count.
+// The kernel uses the default routes of the lowest metric, and of routers one at a time; next hops on other links do not count.
 func TestNextHops(t *testing.T) {
-	route := func(metric, link int, hops ...string) netlink.Route {
-		r := netlink.Route{Priority: metric, LinkIndex: link}
-		if len(hops) == 1 {
-			r.Gw = net.ParseIP(hops[0])
-			return r
-		}
-		for _, h := range hops {
-			r.MultiPath = append(r.MultiPath, &netlink.NexthopInfo{LinkIndex: link, Gw: net.ParseIP(h)})
+	route := func(metric uint32, link int, gateways ...string) defaultRoute {
+		r := defaultRoute{metric: metric}
+		for _, g := range gateways {
+			r.hops = append(r.hops, hop{link, netip.MustParseAddr(g)})
 		}
 		return r
 	}
-	other := route(0, 3, "192.0.2.9")
-	_, other.Dst, _ = net.ParseCIDR("10.0.0.0/8")
+	router := func(preference int8, gateways ...string) defaultRoute {
+		r := route(1024, 3, gateways...)
+		r.advertised, r.preference = true, preference
+		return r
+	}
+	backup := route(1024, 3, "fe80::1")
+	backup.preference = -1
 	for name, c := range map[string]struct {
-		routes []netlink.Route
+		routes []defaultRoute
+		failed string
 		want   string
 	}{
-		"a backup":                    {[]netlink.Route{route(200, 3, "192.0.2.2"), route(100, 3, "192.0.2.1")}, "[192.0.2.1]"},
-		"two of one metric":           {[]netlink.Route{route(1024, 3, "fe80::1"), route(1024, 3, "fe80::2"), route(2048, 3, "fe80::3")}, "[fe80::1 fe80::2]"},
-		"several next hops":           {[]netlink.Route{route(20, 3, "192.0.2.1", "192.0.2.2"), route(100, 3, "192.0.2.3")}, "[192.0.2.1 192.0.2.2]"},
-		"the best is on another link": {[]netlink.Route{route(0, 4, "198.51.100.1"), route(100, 3, "192.0.2.1"), route(200, 3, "192.0.2.2")}, "[192.0.2.1]"},
-		"not a default route":         {[]netlink.Route{other}, "[]"},
-		"no gateway":                  {[]netlink.Route{{LinkIndex: 3}}, "[]"},
+		"a backup":                       {[]defaultRoute{route(200, 3, "192.0.2.2"), route(100, 3, "192.0.2.1")}, "", "[192.0.2.1]"},
+		"two of one metric":              {[]defaultRoute{route(1024, 3, "fe80::1"), route(1024, 3, "fe80::2"), route(2048, 3, "fe80::3")}, "", "[fe80::1 fe80::2]"},
+		"one of them with less priority": {[]defaultRoute{backup, route(1024, 3, "fe80::2")}, "", "[fe80::2]"},
+		"several next hops":              {[]defaultRoute{route(20, 3, "192.0.2.1", "192.0.2.2"), route(100, 3, "192.0.2.3")}, "", "[192.0.2.1 192.0.2.2]"},
+		"the best is on another link":    {[]defaultRoute{route(0, 4, "198.51.100.1"), route(100, 3, "192.0.2.1"), route(200, 3, "192.0.2.2")}, "", "[192.0.2.1]"},
+		"no gateway":                     {[]defaultRoute{route(0, 3)}, "", "[]"},
+		"routers by preference":          {[]defaultRoute{router(-1, "fe80::1"), router(0, "fe80::2"), router(1, "fe80::3")}, "", "[fe80::3]"},
+		"equal routers":                  {[]defaultRoute{router(0, "fe80::1"), router(0, "fe80::2")}, "", "[fe80::1]"},
+		"a router and a static route":    {[]defaultRoute{route(1024, 3, "fe80::1"), router(0, "fe80::2")}, "", "[fe80::1]"},
+		"routers that a program adds":    {[]defaultRoute{router(0, "fe80::1", "fe80::2"), router(0, "fe80::3")}, "", "[fe80::1 fe80::2]"},
+		"a router does not answer":       {[]defaultRoute{router(1, "fe80::1"), router(-1, "fe80::2")}, "fe80::1", "[fe80::2]"},
+		"an equal one does not answer":   {[]defaultRoute{router(0, "fe80::1"), router(0, "fe80::2")}, "fe80::1", "[fe80::2]"},
+		"the only one does not answer":   {[]defaultRoute{router(0, "fe80::1"), route(2048, 3, "fe80::2")}, "fe80::1", "[fe80::1]"},
 	} {
-		if got, _ := nextHops(c.routes, 3); fmt.Sprint(got) != c.want {
+		var failed []netip.Addr
+		if c.failed != "" {
+			failed = append(failed, netip.MustParseAddr(c.failed))
+		}
+		if got, _ := nextHops(c.routes, 3, failed); fmt.Sprint(got) != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
 	}
@@ -227,4 +251,99 @@ ip addr add fd00:1::5/64 dev br-ex nodad`)
 	first("by the next hop's subnet, and no unique local address", "203.0.113.5", "2001:db8:1::5")
 	run("ip route replace default via 203.0.113.1 src 10.0.0.5; ip -6 route replace default via fe80::1 dev br-ex src fd00:1::5")
 	first("as the routes say", "10.0.0.5", "fd00:1::5")
+}
+
+// The routes of other tables are not read: hundreds of networks have tens of thousands.
+func TestKernelMainTableOnly(t *testing.T) {
+	run := ownNamespace(t)
+	run(`
+ip link set lo up
+ip link add br-ex type veth peer name peer
+ip link set peer up
+ip link set br-ex up
+ip addr add 192.0.2.5/24 dev br-ex
+ip addr add 2001:db8:1::5/64 dev br-ex nodad
+ip route add default via 192.0.2.1
+ip -6 route add default via fe80::1 dev br-ex
+for i in $(seq 250); do
+	echo route add unreachable 10.$i.0.0/16 table 100
+	echo route add unreachable 2001:db8:$i::/48 table 100
+done | ip -batch -`)
+	for family, hop := range map[int]string{netlink.FAMILY_V4: "192.0.2.1", netlink.FAMILY_V6: "fe80::1"} {
+		read := 0
+		if err := dumpMainTable(family, func() { read = 0 }, func([]byte) { read++ }); err != nil || read == 0 || read > 20 {
+			t.Errorf("%d routes read: %v", read, err)
+		}
+		if routes, err := readDefaultRoutes(family); err != nil || len(routes) != 1 || routes[0].hops[0].gateway.String() != hop {
+			t.Errorf("default routes are %v, want one by %s: %v", routes, hop, err)
+		}
+	}
+}
+
+// sendRA sends a router advertisement with a preference, in the two bits of RFC 4191, from a router on the link.
+func sendRA(t *testing.T, link string, router netip.Addr, preference byte) {
+	t.Helper()
+	l, err := netlink.LinkByName(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := netip.MustParseAddr("ff02::1")
+	ra := []byte{134, 0, 0, 0, 64, preference << 3, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0} // for 1800 seconds
+	sum := uint32(len(ra)) + unix.IPPROTO_ICMPV6
+	for b := slices.Concat(router.AsSlice(), all.AsSlice(), ra); len(b) > 0; b = b[2:] {
+		sum += uint32(binary.BigEndian.Uint16(b))
+	}
+	binary.BigEndian.PutUint16(ra[2:], ^uint16(sum+sum>>16))
+	packet := slices.Concat([]byte{0x60, 0, 0, 0, 0, byte(len(ra)), unix.IPPROTO_ICMPV6, 255}, router.AsSlice(), all.AsSlice(), ra)
+	s, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(s)
+	to := &unix.SockaddrLinklayer{Protocol: 0xdd86, Ifindex: l.Attrs().Index, Halen: 6, Addr: [8]byte{0x33, 0x33, 0, 0, 0, 1}}
+	if err := unix.Sendto(s, packet, 0, to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Of two routers the networks use the one that the kernel uses.
+func TestKernelRouters(t *testing.T) {
+	run := ownNamespace(t)
+	run(`
+ip link set lo up
+ip link add br-ex type veth peer name peer
+sysctl -qw net.ipv6.conf.br-ex.forwarding=0 net.ipv6.conf.br-ex.accept_ra=2
+ip link set peer up
+ip link set br-ex up
+ip addr add 2001:db8:1::5/64 dev br-ex nodad`)
+	want := func(what, router string, advertise func()) {
+		t.Helper()
+		last := ""
+		for deadline := time.Now().Add(20 * time.Second); ; {
+			advertise()
+			link, err := readBridgeLink("br-ex")
+			if err != nil {
+				t.Fatal(err)
+			}
+			routes, err := netlink.RouteGet(net.ParseIP("2000::1"))
+			kernel := fmt.Sprint(err)
+			if err == nil {
+				kernel = routes[0].Gw.String()
+			}
+			if last = fmt.Sprintf("%v, the kernel's is %s", link.NextHops, kernel); last == "["+router+"], the kernel's is "+router {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: next hops are %s, want %s", what, last, router)
+			}
+			runtime.Gosched()
+		}
+	}
+	low, high := netip.MustParseAddr("fe80::a"), netip.MustParseAddr("fe80::b")
+	want("one router", "fe80::a", func() { sendRA(t, "peer", low, 3) })
+	want("a better one", "fe80::b", func() { sendRA(t, "peer", high, 1) })
+	run("ip -6 neigh replace fe80::b dev br-ex nud failed; ip -6 neigh replace fe80::a lladdr 02:00:00:00:00:0a dev br-ex nud reachable")
+	want("it does not answer", "fe80::a", func() {})
+	run("ip -6 neigh del fe80::b dev br-ex; ip -6 neigh replace fe80::b lladdr 02:00:00:00:00:0b dev br-ex nud reachable")
+	want("equal routers", "fe80::a", func() { sendRA(t, "peer", low, 1) })
 }

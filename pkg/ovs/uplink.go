@@ -21,6 +21,9 @@ import (
 // KeyUplink is a bridge's external_ids key that names the port of its uplink.
 const KeyUplink = "bridge-uplink"
 
+// keyMAC is a bridge's other_config key for its MAC address.
+const keyMAC = "hwaddr"
+
 // applyTimeout bounds the wait until ovs-vswitchd has made a change.
 const applyTimeout = 30 * time.Second
 
@@ -36,6 +39,9 @@ func (c *Client) ReadUplink(ctx context.Context, bridge, iface string) (uplink.S
 		return out, fmt.Errorf("external bridge %s: %w", bridge, err)
 	default:
 		out.Exists, out.Created, out.Uplink = true, br.ExternalIDs[KeyOwner] == OwnerValue, br.ExternalIDs[KeyUplink]
+		if out.Created {
+			out.MAC = br.OtherConfig[keyMAC]
+		}
 	}
 	if out.Uplink == "" { // else the other ports do not matter
 		for _, uuid := range br.Ports {
@@ -100,7 +106,7 @@ func (c *Client) AddExternalBridge(ctx context.Context, bridge, mac string) erro
 	p := &vsdb.Port{UUID: "p", Name: bridge, Interfaces: []string{i.UUID}}
 	// Patch ports connect bridges with the same type of datapath only.
 	b := &vsdb.Bridge{UUID: "b", Name: bridge, FailMode: &standalone, DatapathType: root.ExternalIDs["ovn-bridge-datapath-type"],
-		Ports: []string{p.UUID}, ExternalIDs: map[string]string{KeyOwner: OwnerValue}, OtherConfig: map[string]string{"hwaddr": mac, "disable-in-band": "true"}}
+		Ports: []string{p.UUID}, ExternalIDs: map[string]string{KeyOwner: OwnerValue}, OtherConfig: map[string]string{keyMAC: mac, "disable-in-band": "true"}}
 	ops, err := c.create(i, p, b)
 	if err != nil {
 		return err
@@ -115,6 +121,28 @@ func (c *Client) AddExternalBridge(ctx context.Context, bridge, mac string) erro
 		return err
 	}
 	return c.usable(ctx, bridge)
+}
+
+// SetBridgeMAC sets the MAC address of the bridge that AddExternalBridge created.
+func (c *Client) SetBridgeMAC(ctx context.Context, bridge, mac string) error {
+	br := &vsdb.Bridge{Name: bridge}
+	if err := c.db.Get(ctx, br); err != nil {
+		return fmt.Errorf("external bridge %s: %w", bridge, err)
+	}
+	if br.ExternalIDs[KeyOwner] != OwnerValue {
+		return fmt.Errorf("bridge %s is not Bulkhead's: external_ids:%s is not %s", bridge, KeyOwner, OwnerValue)
+	}
+	ops, err := c.db.Where(br).Mutate(br,
+		model.Mutation{Field: &br.OtherConfig, Mutator: ovsdb.MutateOperationDelete, Value: []string{keyMAC}},
+		model.Mutation{Field: &br.OtherConfig, Mutator: ovsdb.MutateOperationInsert, Value: map[string]string{keyMAC: mac}})
+	if err != nil {
+		return err
+	}
+	return c.transactApplied(ctx, bridge, ops, func() (bool, error) {
+		br := &vsdb.Bridge{Name: bridge}
+		ok, err := exists(c.db.Get(ctx, br))
+		return !ok || br.OtherConfig[keyMAC] == mac, err
+	})
 }
 
 // AddUplink adds an interface to the bridge as its uplink. The port is transient: where the start

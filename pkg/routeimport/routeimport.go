@@ -56,22 +56,48 @@ func ReadTable(table int) ([]Route, error) { return read(table, 0) }
 
 // read returns the routes of a table via next hops on a link; 0: on any.
 func read(table, link int) ([]Route, error) {
-	list, err := netdump.List(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: table, Protocol: unix.RTPROT_BGP}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
-	})
+	h, err := open()
 	if err != nil {
-		return nil, fmt.Errorf("list the routes of table %d: %w", table, err)
+		return nil, err
 	}
+	defer h.Close()
 	var out []Route
-	for i := range list {
-		if r, ok := convert(&list[i], link); ok {
-			out = append(out, r)
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := list(h, family, table)
+		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) { // no such table yet, or no such IP family
+			return nil, fmt.Errorf("list the routes of table %d: %w", table, err)
+		}
+		for i := range routes {
+			if r, ok := convert(&routes[i], link); ok {
+				out = append(out, r)
+			}
 		}
 	}
 	slices.SortFunc(out, func(a, b Route) int {
 		return cmp.Or(a.Prefix.Addr().Compare(b.Prefix.Addr()), cmp.Compare(a.Prefix.Bits(), b.Prefix.Bits()))
 	})
 	return out, nil
+}
+
+// open returns a handle whose dumps the kernel filters. Without the strict check it would send the routes of all networks'
+// tables, and the library would filter them, up to ten times a second while a route changes.
+func open() (*netlink.Handle, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink socket: %w", err)
+	}
+	if err := h.SetStrictCheck(true); err != nil {
+		h.Close()
+		return nil, fmt.Errorf("set strict checking on netlink socket (Linux 4.20 or later): %w", err)
+	}
+	return h, nil
+}
+
+// list dumps the routes of a table and IP family that BGP has learned.
+func list(h *netlink.Handle, family, table int) ([]netlink.Route, error) {
+	return netdump.List(func() ([]netlink.Route, error) {
+		return h.RouteListFiltered(family, &netlink.Route{Table: table, Protocol: unix.RTPROT_BGP}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	})
 }
 
 // convert converts a route; ok is false if no next hop is on the link.

@@ -4,6 +4,7 @@ package routeimport
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -79,6 +80,20 @@ func TestKernelWatch(t *testing.T) {
 	if got, err := Read("br-ex"); got != nil || err != nil {
 		t.Errorf("without the bridge: %v, %v", got, err)
 	}
+	// The kernel applies the filter: it reports a table that does not exist. Otherwise it would send all tables' routes.
+	h, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		if got, err := list(h, family, 100); !errors.Is(err, unix.ENOENT) {
+			t.Errorf("a table that does not exist: %v, %v", got, err)
+		}
+	}
+	if got, err := ReadTable(100); got != nil || err != nil {
+		t.Errorf("a table that does not exist: %v, %v", got, err)
+	}
 	for _, link := range []string{"br-ex", "other"} {
 		ip("link add " + link + " type bridge")
 		ip("link set " + link + " up")
@@ -126,6 +141,9 @@ func TestKernelWatch(t *testing.T) {
 	// Others' routes, those of other tables and other links.
 	ip("route add 10.99.0.0/24 via 172.18.0.9 proto static")
 	ip("route add 10.98.0.0/24 via 172.18.0.9 proto bgp table 100")
+	if got, err := ReadTable(100); err != nil || !reflect.DeepEqual(got, []Route{{netip.MustParsePrefix("10.98.0.0/24"), addrs("172.18.0.9")}}) {
+		t.Errorf("table 100: %v, %v", got, err)
+	}
 	ip("route add 10.97.0.0/24 via 192.0.2.9 proto bgp")
 	ip("route add default via 172.18.0.4 proto bgp")
 	want("a default route", Route{netip.MustParsePrefix("0.0.0.0/0"), addrs("172.18.0.4")}, both, six)

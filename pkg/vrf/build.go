@@ -117,7 +117,8 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 		}
 		st.Devices = []Device{{Name: name, Table: table, Alias: AliasOf(net.Name), Up: true}}
 		st.Port.Master = name
-		st.Sysctls = append(st.Sysctls, deviceSysctls(name)...)
+		_, v6 := net.Families()
+		st.Sysctls = append(st.Sysctls, vrfSysctls(name, v6 && in.IPv6)...)
 		st.Rules = markRules(net, in.IPv6, table)
 		st.Routes = unreachableRoutes(in, table)
 		st.Routes = append(st.Routes, routesOut(net, node, in.Plan, table)...)
@@ -345,12 +346,29 @@ func portSysctls(dev string, ipv6 bool, net network.Network, node network.Node) 
 		out = append(out, acceptLocal(dev, forwardsToPods(net, node) && !net.LeavesThroughVRF()))
 	}
 	if ipv6 {
+		if _, v6 := net.Families(); v6 {
+			out = append(out, enableIPv6(dev))
+		}
 		out = append(out,
 			Sysctl{"net/ipv6/conf/" + dev + "/accept_ra", "0"},
 			Sysctl{"net/ipv6/conf/" + dev + "/forwarding", "1"},
 			Sysctl{"net/ipv6/conf/" + dev + "/keep_addr_on_down", "1"})
 	}
 	return out
+}
+
+// vrfSysctls returns a VRF device's sysctls. The kernel sends packets to the addresses of its ports through it.
+func vrfSysctls(dev string, ipv6 bool) []Sysctl {
+	out := deviceSysctls(dev)
+	if ipv6 {
+		out = append(out, enableIPv6(dev))
+	}
+	return out
+}
+
+// enableIPv6 returns the sysctl that enables IPv6, which new links lack where the operator has disabled it by default.
+func enableIPv6(dev string) Sysctl {
+	return Sysctl{"net/ipv6/conf/" + dev + "/disable_ipv6", "0"}
 }
 
 // acceptLocal returns the sysctl that lets packets with one of the node's addresses in by dev.
@@ -364,7 +382,7 @@ func acceptLocal(dev string, on bool) Sysctl {
 
 // allPortSysctls returns all sysctls that any network's management port has.
 func allPortSysctls(dev string) []Sysctl {
-	return append(portSysctls(dev, true, network.Network{}, network.Node{}), acceptLocal(dev, false))
+	return append(portSysctls(dev, true, network.Network{}, network.Node{}), acceptLocal(dev, false), enableIPv6(dev))
 }
 
 // deviceSysctls returns the sysctls of a port, and of a VRF device, which the

@@ -15,7 +15,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"bulkhead/pkg/netdump"
 	"bulkhead/pkg/network"
 )
 
@@ -278,12 +277,12 @@ func (k *Kernel) delDevice(d Device) error {
 	if v, ok := l.(*netlink.Vrf); !ok || !ours(l) || int(v.Table) != d.Table {
 		return nil // another link, or another network's device, has the name by now
 	}
-	links, err := netdump.List(k.h.LinkList) // not the cache, which may be behind
+	links, err := k.linksIn(l.Attrs().Index)
 	if err != nil {
 		return fmt.Errorf("list the links in VRF %s: %w", d.Name, err)
 	}
 	for _, port := range links {
-		if port.Attrs().MasterIndex != l.Attrs().Index || !strings.HasPrefix(port.Attrs().Name, network.ManagementPrefix) {
+		if !strings.HasPrefix(port.Attrs().Name, network.ManagementPrefix) {
 			continue
 		}
 		if err := k.h.LinkSetDown(port); err != nil && !errors.Is(err, unix.ENODEV) {

@@ -89,7 +89,7 @@ func (f *Fake) Read(_ context.Context, o Owner) (State, error) {
 		switch {
 		case l.Table != 0 && l.Ours && (l.Table == o.Table || named):
 			st.Devices = append(st.Devices, Device{Name: name, Table: l.Table, Alias: l.Alias, Up: l.Up})
-			sysctls(deviceSysctls(name))
+			sysctls(vrfSysctls(name, true))
 		case named:
 			st.Foreign = append(st.Foreign, name)
 		}

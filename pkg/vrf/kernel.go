@@ -105,10 +105,11 @@ func (k *Kernel) Close() {
 	}
 }
 
-// HasIPv6 reports whether this kernel has IPv6 and it is enabled.
+// HasIPv6 reports whether this kernel has IPv6. Where it is disabled, some interface may still have it: the sysctl
+// disable_ipv6 of all interfaces says nothing about a single one, and the kernel accepts rules and unreachable routes.
 func (k *Kernel) HasIPv6() bool {
-	b, err := os.ReadFile(filepath.Join(k.sysctl, "net/ipv6/conf/all/disable_ipv6"))
-	return err == nil && strings.TrimSpace(string(b)) == "0"
+	_, err := os.Stat(filepath.Join(k.sysctl, "net/ipv6/conf"))
+	return err == nil
 }
 
 // Read implements Target.
@@ -205,7 +206,7 @@ func (k *Kernel) readDevice(st *State, owner Owner, name string, names map[int]s
 	a := l.Attrs()
 	names[a.Index] = name
 	st.Devices = append(st.Devices, Device{Name: name, Table: int(vrf.Table), Alias: a.Alias, Up: a.Flags&net.FlagUp != 0})
-	st.Sysctls = append(st.Sysctls, k.readSysctls(deviceSysctls(name))...)
+	st.Sysctls = append(st.Sysctls, k.readSysctls(vrfSysctls(name, true))...)
 	return nil
 }
 

@@ -75,6 +75,9 @@ func addBridge(t *testing.T) {
 	addVeth(t, "br-ex", "uplink")
 	up(t, "br-ex")
 	l, _ := netlink.LinkByName("br-ex")
+	if err := os.WriteFile("/proc/sys/net/ipv6/conf/br-ex/disable_ipv6", []byte("0"), 0); err != nil {
+		t.Fatal(err)
+	}
 	for _, a := range []string{"192.0.2.10/24", "2001:db8::10/64"} {
 		addr, _ := netlink.ParseAddr(a)
 		addr.Flags = unix.IFA_F_NODAD
@@ -264,11 +267,20 @@ func TestKernelWithoutVRF(t *testing.T) {
 	}
 }
 
-// The cluster default network: main table, no VRF.
+// disableIPv6 does what is usual to harden a node: of all interfaces, or of new ones by default.
+func disableIPv6(t *testing.T, of string) {
+	t.Helper()
+	if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+of+"/disable_ipv6", []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The cluster default network: main table, no VRF. IPv6 is disabled by default.
 func TestKernelDefaultNetwork(t *testing.T) {
 	newNetns(t)
 	k := openKernel(t)
 	addBridge(t)
+	disableIPv6(t, "default")
 	addVeth(t, "ovn-k8s-mp0", "peer0")
 	dflt := network.Network{ID: 0, Name: "default", Topology: network.Layer3, Role: network.RolePrimary, MTU: 1400, Subnets: testPlan().ClusterSubnets}
 	reconcileKernel(t, k, dflt, true)
@@ -286,10 +298,11 @@ func TestKernelDefaultNetwork(t *testing.T) {
 }
 
 // A marked packet that matches no route in the network's table is unreachable in
-// both IP families, while the node's own addresses stay reachable.
+// both IP families, while the node's own addresses stay reachable. IPv6 is disabled, except on the bridge.
 func TestKernelMarkRouting(t *testing.T) {
 	newNetns(t)
 	k := openKernel(t)
+	disableIPv6(t, "all")
 	addBridge(t)
 	for _, gw := range []string{"192.0.2.1", "2001:db8::1"} { // the main table's default routes
 		if err := netlink.RouteAdd(&netlink.Route{Dst: ipNet(netip.PrefixFrom(netip.MustParseAddr(gw), 0).Masked()), Gw: net.ParseIP(gw)}); err != nil {
@@ -300,7 +313,7 @@ func TestKernelMarkRouting(t *testing.T) {
 	node := testNode()
 	node.NextHops = nil
 	n := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24") // no IPv6 subnets
-	_, _ = Reconcile(context.Background(), k, n, node, Inputs{Plan: testPlan(), IPv6: true})
+	_, _ = Reconcile(context.Background(), k, n, node, Inputs{Plan: testPlan(), IPv6: k.HasIPv6()})
 	for dst, ok := range map[string]bool{
 		"198.51.100.1": false, "2001:db8:1::1": false, "10.244.0.9": false,
 		"127.0.0.1": true, "192.0.2.10": true, "2001:db8::10": true, "10.20.9.9": hasVRF(t), "10.96.0.1": hasVRF(t), // into the network

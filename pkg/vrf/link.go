@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 
 	"bulkhead/pkg/netdump"
 )
@@ -36,6 +38,28 @@ func (k *Kernel) Links(ctx context.Context) ([]Link, error) {
 	}
 	slices.SortFunc(out, func(a, b Link) int { return a.Index - b.Index })
 	return out, ctx.Err()
+}
+
+// linksIn lists the links in a VRF or another master. The kernel filters them, because the library would dump all links of the
+// node for each network that is deleted. The cache may be behind.
+func (k *Kernel) linksIn(master int) ([]netlink.Link, error) {
+	req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+	req.Sockets = k.raw
+	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	req.AddData(nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(uint32(master))))
+	return netdump.List(func() ([]netlink.Link, error) {
+		msgs, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+		if err != nil {
+			return nil, err
+		}
+		out := make([]netlink.Link, len(msgs))
+		for i, m := range msgs {
+			if out[i], err = netlink.LinkDeserialize(nil, m); err != nil {
+				return nil, err
+			}
+		}
+		return out, nil
+	})
 }
 
 func linkOf(l netlink.Link) Link {

@@ -83,6 +83,11 @@ func Build(o Owner, have State) (State, error) {
 	if unfinished {
 		moved = moved.union(rec.config())
 	}
+	if !have.Switch.Exists || have.Switch.Created && unfinished && have.OnBridge.empty() {
+		// After a reboot the interface may be another one, or the disk another machine's copy. A bridge in use keeps its
+		// address: the userspace datapath sets the link down to change it, and the kernel deletes routes.
+		want.Switch.MAC = have.Interface.MAC
+	}
 	want.OnUplink = Config{Addresses: slices.DeleteFunc(slices.Clone(have.OnUplink.Addresses), func(a Address) bool { return !a.Failed })}
 	want.OnBridge = have.OnBridge.union(moved)
 	recorded := want.OnBridge

@@ -23,6 +23,8 @@ func (n *Node) Do(ctx context.Context, op Op) error {
 		return n.save(op.Record)
 	case AddBridge:
 		return n.bridges.AddExternalBridge(ctx, op.Owner.Bridge, op.MAC)
+	case SetMAC:
+		return n.bridges.SetBridgeMAC(ctx, op.Owner.Bridge, op.MAC)
 	case AddPort:
 		return n.bridges.AddUplink(ctx, op.Owner.Bridge, op.Owner.Uplink)
 	case DelPort:

@@ -61,7 +61,9 @@ func (d *differ) move() {
 	want, have := d.want, d.have
 	bridge, uplink := d.owner.Bridge, d.owner.Uplink
 	if !have.Switch.Exists {
-		d.add(Op{Verb: AddBridge, MAC: have.Interface.MAC})
+		d.add(Op{Verb: AddBridge, MAC: want.Switch.MAC})
+	} else if want.Switch.MAC != have.Switch.MAC {
+		d.add(Op{Verb: SetMAC, MAC: want.Switch.MAC}) // before the link is up and gets its link-local address
 	}
 	if want.BridgeRA != have.BridgeRA {
 		d.add(Op{Verb: SetAcceptRA, Link: bridge, Value: want.BridgeRA})

@@ -74,8 +74,11 @@ func (f *Fake) Do(_ context.Context, op Op) error {
 		f.Saved.BridgeIndex = f.Index
 		return nil
 	case AddBridge:
-		f.SwitchRow.Exists, f.SwitchRow.Created = true, true
+		f.SwitchRow.Exists, f.SwitchRow.Created, f.SwitchRow.MAC = true, true, op.MAC
 		f.NewLink()
+		return nil
+	case SetMAC:
+		f.SwitchRow.MAC, f.Bridge, f.BridgeUp = op.MAC, Config{}, false
 		return nil
 	case AddPort:
 		if !f.SwitchRow.Exists {

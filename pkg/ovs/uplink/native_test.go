@@ -207,9 +207,16 @@ func TestNativeKept(t *testing.T) {
 	settled("after a restart of Open vSwitch", all)
 	native.Kill(w.vswitchd)
 	w.node("link del br-ex")
+	w.vsctl("--no-wait", "set", "bridge", "br-ex", "other_config:hwaddr=02:00:00:00:00:99") // as after a reboot of a machine's copy
 	w.startSwitch()
 	lasting := slices.DeleteFunc(all, func(s string) bool { return strings.HasPrefix(s, "advertised") })
 	settled("a new link of the bridge", lasting)
+	mac := func(link string) string {
+		return w.cmd("ip", "netns", "exec", w.host.NS, "cat", "/sys/class/net/"+link+"/address")
+	}
+	if bridge, eth7 := mac("br-ex"), mac("eth7"); bridge != eth7 {
+		t.Errorf("the bridge's MAC address is %s, the interface's %s", bridge, eth7)
+	}
 }
 
 // TestNativeAdopted: a bridge that is there is used, and stays with what it had after the restore.

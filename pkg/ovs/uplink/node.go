@@ -24,6 +24,7 @@ import (
 type Bridges interface {
 	ReadUplink(ctx context.Context, bridge, iface string) (Switch, error)
 	AddExternalBridge(ctx context.Context, bridge, mac string) error
+	SetBridgeMAC(ctx context.Context, bridge, mac string) error
 	AddUplink(ctx context.Context, bridge, iface string) error
 	DeleteUplink(ctx context.Context, bridge, iface string) error
 	DeleteExternalBridge(ctx context.Context, bridge string) error

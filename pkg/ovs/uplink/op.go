@@ -10,6 +10,7 @@ type Verb int
 const (
 	SaveRecord Verb = iota + 1
 	AddBridge
+	SetMAC
 	SetAcceptRA
 	BridgeUp
 	AddAddress
@@ -28,7 +29,7 @@ type Op struct {
 	Owner   Owner
 	Link    string // of addresses, routes and sysctls
 	Record  Record
-	MAC     string // of a new bridge
+	MAC     string // of the bridge
 	Address Address
 	Route   Route
 	Value   int // of accept_ra
@@ -40,6 +41,8 @@ func (o Op) String() string {
 		return fmt.Sprintf("record that %s is %s, with %d addresses and %d routes", o.Record.Uplink, o.Record.Phase, len(o.Record.Addresses), len(o.Record.Routes))
 	case AddBridge:
 		return fmt.Sprintf("add bridge %s with MAC address %s", o.Owner.Bridge, o.MAC)
+	case SetMAC:
+		return fmt.Sprintf("set MAC address of bridge %s to %s", o.Owner.Bridge, o.MAC)
 	case SetAcceptRA:
 		return fmt.Sprintf("set accept_ra of %s to %d", o.Link, o.Value)
 	case BridgeUp:

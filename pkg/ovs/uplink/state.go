@@ -199,6 +199,8 @@ type Interface struct {
 type Switch struct {
 	Exists  bool // the external bridge
 	Created bool // with our mark: the agent created it
+	// MAC is the MAC address that Open vSwitch gives a bridge with our mark.
+	MAC string
 	// Uplink is the port that external_ids:bridge-uplink of the bridge names.
 	Uplink string
 	// Others are the bridge's other ports that may be an uplink: neither patch nor internal.

@@ -231,7 +231,8 @@ func TestRestoreWithoutBridge(t *testing.T) {
 	}
 }
 
-// TestReboot: of a record from an earlier boot nothing is put on the links.
+// TestReboot: of a record from an earlier boot nothing is put on the links, and the bridge has the MAC address of the
+// interface that is there now, until the next boot.
 func TestReboot(t *testing.T) {
 	f := randomNode(rand.New(rand.NewPCG(3, 1)))
 	if err := sync(f); err != nil {
@@ -242,8 +243,22 @@ func TestReboot(t *testing.T) {
 	f.NewLink()
 	f.SwitchRow.PortOf, f.SwitchRow.Added = "", false
 	f.Uplink = Config{Addresses: []Address{address("198.51.100.8/24")}}
+	f.Interface.MAC = "02:00:00:00:00:08"
+	f.Fail = func(op Op) error {
+		if (op.Verb == BridgeUp || op.Verb == AddPort) && f.SwitchRow.MAC != f.Interface.MAC {
+			t.Errorf("the bridge has the MAC address %s before %q", f.SwitchRow.MAC, op)
+		}
+		return nil
+	}
 	if err := sync(f); err != nil {
 		t.Fatal(err)
+	}
+	f.Fail, f.Interface.MAC, f.SwitchRow.PortOf = nil, "02:00:00:00:00:09", "" // somebody removes the port
+	if err := sync(f); err != nil {
+		t.Fatal(err)
+	}
+	if f.SwitchRow.MAC != "02:00:00:00:00:08" {
+		t.Errorf("the bridge has the MAC address %s, the interface had 02:00:00:00:00:08 after the reboot", f.SwitchRow.MAC)
 	}
 	if !f.Bridge.sameKeys(Config{Addresses: []Address{address("198.51.100.8/24")}}) {
 		t.Errorf("the bridge has %v", f.Bridge)

@@ -30,8 +30,8 @@ type Scenario struct {
 
 // DivertedPort is the port of the services in ServiceAuthor, and ServerPort that of the victim's pods.
 const (
-	DivertedPort  = 80
-	ServerPort = 8080
+	DivertedPort = 80
+	ServerPort   = 8080
 )
 
 func toJSON(v any) string {

@@ -18,6 +18,7 @@ type Addresses struct {
 	owner    map[netip.Addr]string
 	next     netip.Addr
 	started  bool // an address was allocated
+	lowest   bool
 }
 
 // NewAddresses returns an allocator of subnet. The network address, the IPv4
@@ -26,6 +27,9 @@ func NewAddresses(subnet netip.Prefix, excluded ...netip.Prefix) *Addresses {
 	subnet = subnet.Masked()
 	return &Addresses{subnet: subnet, excluded: excluded, owner: map[netip.Addr]string{}, next: subnet.Addr().Next()}
 }
+
+// AllocateLowest makes the allocator assign the lowest free address, also if it was just released: tests compare states.
+func (a *Addresses) AllocateLowest() { a.lowest = true }
 
 // Subnet returns the prefix that addresses are allocated from.
 func (a *Addresses) Subnet() netip.Prefix { return a.subnet }
@@ -58,6 +62,9 @@ func (a *Addresses) Allocate(owner string) (netip.Prefix, error) {
 	// Each step skips a held address, an excluded range, the broadcast
 	// address or the end of the subnet: this many cover the whole subnet.
 	candidate := a.next
+	if a.lowest {
+		candidate = a.subnet.Addr().Next()
+	}
 	for steps := len(a.owner) + 2*len(a.excluded) + 4; steps > 0; steps-- {
 		if !candidate.IsValid() || !a.subnet.Contains(candidate) {
 			candidate = a.subnet.Addr().Next()

@@ -23,6 +23,8 @@ type podAddresses struct {
 	log *slog.Logger
 	// freed is called with the pods that waited for an address of a network.
 	freed func(pods []string)
+	// lowest: see ipam.Addresses.AllocateLowest.
+	lowest bool
 
 	mu           sync.Mutex
 	networks     map[string]*nodeAddresses
@@ -68,7 +70,11 @@ func (a *podAddresses) setSubnets(name string, hosts []netip.Prefix) {
 	}
 	n := &nodeAddresses{hosts: hosts, assigned: map[string][]netip.Prefix{}, waiting: map[string]struct{}{}}
 	for _, h := range hosts {
-		n.pools = append(n.pools, ipam.NewAddresses(h, single(network.Gateway(h).Addr()), single(network.Management(h).Addr())))
+		pool := ipam.NewAddresses(h, single(network.Gateway(h).Addr()), single(network.Management(h).Addr()))
+		if a.lowest {
+			pool.AllocateLowest()
+		}
+		n.pools = append(n.pools, pool)
 	}
 	a.networks[name] = n
 	if before != nil {

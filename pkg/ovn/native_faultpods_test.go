@@ -74,7 +74,7 @@ func (w *faultWorld) build() {
 		w.plugPod(ns, name) // before the next one gets addresses
 	}
 	for _, tenant := range []string{"red", "green"} {
-		w.settled("before " + tenant + "/x") // a zone that starts allocates the lowest free addresses
+		w.settled("before " + tenant + "/x") // both get the lowest free addresses
 		if tenant == "green" {
 			w.createNAD(tenant, 3, "1")
 		}

@@ -66,7 +66,7 @@ type direction struct {
 func (w *faultWorld) testChange(c change, seed string) {
 	without, with := w.always, union(w.always, c.flows)
 	if c.setup != nil {
-		before := w.settled(c.name + " begins") // which starts a zone: it allocates the lowest free addresses
+		before := w.settled(c.name + " begins") // which starts a zone
 		c.setup()
 		w.probes.arrive(c.name+": what is allowed arrives", with)
 		without = with

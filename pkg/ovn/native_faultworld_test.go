@@ -58,6 +58,7 @@ func runZoneProcess(dir string) error {
 	if err != nil {
 		return err
 	}
+	z.addresses.lowest = true // pods that are created again have the same rows
 	go func() {
 		for !z.ready.Load() {
 			time.Sleep(2 * time.Millisecond)

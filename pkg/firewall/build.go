@@ -20,11 +20,12 @@
 //   - from a tenant's process into its network, if it opens a connection from an address that is not the node's;
 //   - from a tenant's process in the host's network to a service's or a gateway router's
 //     address through the external bridge: only tenants' pods may use the bridge;
-//   - of neighbour discovery, if a tenant's process writes it for the node's links;
+//   - of neighbour discovery, and answers to DHCP clients, if a tenant's process writes them;
 //   - from any pod in the host's network to a gateway router, unless it sends to a node port or
 //     a host port, or answers;
 //   - to the overlay's port from a network or over loopback, and those that the node would forward to it;
 //   - from a pod's interface that is not on the bridge: the host's IP stack would take them;
+//   - that the node would forward, with a masquerade address, from an interface that is neither a network's nor the external bridge;
 //   - from pods of ingress namespaces into a network, except to its services' cluster IPs;
 //   - in local gateway mode, between advertised networks, from the node to one, from pods to
 //     the BGP port of hosts on the node's link, and from what is outside in a network's own
@@ -132,6 +133,7 @@ const (
 	chainForward   = "forward"
 	chainInput     = "input"
 	chainUnbridged = "unbridged"
+	chainElsewhere = "elsewhere"
 	chainUnmark    = "unmark"
 	chainOut       = "out"
 	chainRouted    = "out_routed"
@@ -301,7 +303,7 @@ func Build(in Inputs) State {
 		in.networksChain(),
 		in.lockedChain(),
 		in.forgedChain(),
-		{Name: chainOutput, Hook: "output", Rules: slices.Concat(in.tenantsNewConnections(), []Rule{
+		{Name: chainOutput, Hook: "output", Rules: slices.Concat(in.tenantsNewConnections(), in.tenantsNeighbours(), []Rule{
 			rule("locked pods, IPv4", "ip daddr @"+SetLocked4, "goto", chainLocked),
 			rule("locked pods, IPv6", "ip6 daddr @"+SetLocked6, "goto", chainLocked),
 			rule("networks", "oifname", managementPorts, "goto", chainNetworks),
@@ -310,6 +312,7 @@ func Build(in Inputs) State {
 		in.forwardChain(),
 		inputChain(),
 		unbridgedChain(),
+		in.elsewhereChain(),
 		{Name: chainLocalNAT, Hook: "output", NAT: true, Rules: slices.Concat(in.toNodePorts(), in.toHostPorts(true))},
 		{Name: chainUnmark, Hook: "postrouting", Rules: slices.Concat(in.unmarkNetworks(), in.unmarkIngress())},
 	}
@@ -430,7 +433,7 @@ func ipOf(p netip.Prefix) string {
 // interface is the VRF device, and sdifname matches the port that received the
 // packet. The cluster default network's port has no VRF.
 func (in Inputs) forwardChain() Chain {
-	c := Chain{Name: chainForward, Hook: "forward", Rules: slices.Concat(forwardedTunnel(), in.forwardIngress(), in.backIntoNetwork(),
+	c := Chain{Name: chainForward, Hook: "forward", Rules: slices.Concat(forwardedTunnel(), in.masqueradeElsewhere(), in.forwardIngress(), in.backIntoNetwork(),
 		fromNetworks("between networks", "oifname", managementPorts, "counter name", CounterCrossNetwork, "drop"),
 		[]Rule{rule("loopback", `iifname "lo" oifname`, managementPorts, "counter name", CounterForwarded, "drop")})}
 	c.Rules = append(c.Rules, in.toServices()...)

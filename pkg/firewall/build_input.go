@@ -18,6 +18,40 @@ func unbridgedChain() Chain {
 	}}
 }
 
+// elsewhere matches what arrives on an interface that leads neither into networks nor to their gateway routers: a second
+// interface of the node, or that of a container outside Kubernetes.
+func (in Inputs) elsewhere() string {
+	match := `iifname != "lo" iifname != ` + managementPorts + ` meta iifkind != "vrf"`
+	if in.Bridge != "" {
+		match += fmt.Sprintf(" iifname != %q", in.Bridge)
+	}
+	return match
+}
+
+// elsewhereChain drops what arrives elsewhere from or to a masquerade address and is not for the node itself. Conntrack, which does
+// not tell interfaces apart, would take it for a packet of a network's connection, or the gateway router for an answer to it. The
+// chain comes before conntrack, so that no connection changes. The range is link-local: a host beside the node, such as its management
+// controller, may have an address of it and talk to the node.
+func (in Inputs) elsewhereChain() Chain {
+	c := Chain{Name: chainElsewhere, Hook: "prerouting", Early: true}
+	for _, p := range in.Plan.Masquerade {
+		for _, end := range []string{"saddr", "daddr"} {
+			c.Rules = append(c.Rules, rule("masquerade address "+end+" "+p.String(), in.elsewhere(), ipOf(p), end, p.String(),
+				"fib daddr type unicast counter name", CounterForwarded, "drop"))
+		}
+	}
+	return c
+}
+
+// masqueradeElsewhere drops what elsewhereChain passes to the node's address and a node port's or host port's translation leads
+// into a network, where the source would be another network's.
+func (in Inputs) masqueradeElsewhere() (rules []Rule) {
+	for _, p := range in.Plan.Masquerade {
+		rules = append(rules, rule("masquerade address "+p.String()+" from elsewhere", in.elsewhere(), ipOf(p), "saddr", p.String(), "counter name", CounterForwarded, "drop"))
+	}
+	return rules
+}
+
 // forwardedTunnel drops what the node would forward to the overlay's port: if SNAT gave it this node's
 // address, the receiving node would accept it as this node's.
 func forwardedTunnel() []Rule {

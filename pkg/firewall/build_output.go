@@ -45,7 +45,7 @@ func (in Inputs) outOfNode() []Rule {
 		}
 	}
 	rules = append(rules, in.tenantsSources(bridge)...)
-	return slices.Concat(rules, in.tenantsRouting(), in.tenantsNeighbours(), in.toOwnPorts())
+	return slices.Concat(rules, in.tenantsRouting(), in.toOwnPorts())
 }
 
 // tenantsSources keeps tenants' processes from sending with the address of another host, or of a pod that keeps its
@@ -155,11 +155,15 @@ func (in Inputs) tenantsRouting() (rules []Rule) {
 	return rules
 }
 
-// tenantsNeighbours keeps tenants' processes from posing as the node's IP stack, or as a router, to the hosts on the node's links: a
-// raw socket writes neighbour discovery (RFC 4861). The kernel's own has no mark. In their networks processes may send it.
+// tenantsNeighbours keeps tenants' processes from posing as the IP stack of another host, or as a router: a raw socket writes
+// neighbour discovery (RFC 4861). The kernel's own has no mark. Nor do they answer DHCP clients, for which a process needs no
+// capability. Both hold for the hosts on the node's links and for the pods of the process's network: OVN passes neighbour discovery
+// before all policies, and the node's port has no port security, because hosts outside send through it.
 func (in Inputs) tenantsNeighbours() (rules []Rule) {
 	for _, s := range in.tenantsProcesses() {
-		rules = append(rules, rule(s.name+", neighbour discovery", `oifname != "lo" oifname !=`, managementPorts, `meta oifkind != "vrf" icmpv6 type 133-137`, s.match, "counter name", CounterForeign, "drop"))
+		for _, m := range []struct{ name, match string }{{"neighbour discovery", "icmpv6 type 133-137"}, {"answers to DHCP clients", "udp dport { 68, 546 }"}} {
+			rules = append(rules, rule(s.name+", "+m.name, `oifname != "lo"`, m.match, s.match, "counter name", CounterForeign, "drop"))
+		}
 	}
 	return rules
 }

@@ -284,3 +284,67 @@ func TestKernelTunnelOfOthers(t *testing.T) {
 		check("from a container to another node, "+outsideAddresses[family], sender{ns: other, from: own[family]}, outsideAddresses[family], false)
 	}
 }
+
+// TestKernelMasqueradeElsewhere: what arrives on a second interface, from or to a masquerade address, is not forwarded, in both
+// gateway modes. Other packets are, and a host there with such an address talks to the node.
+func TestKernelMasqueradeElsewhere(t *testing.T) {
+	target, host, outside, enter := newNode(t)
+	runScript(t, host, "sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0")
+	received := newReceiver()
+	masquerade := []string{"169.254.0.11", "fd69::b"}
+	enter(host)
+	for family, node := range nodeAddresses {
+		received.listen(t, at(node.String(), 53))
+		enter(outside)
+		received.listen(t, at(outsideAddresses[family], 53), at(masquerade[family], 53), at(masquerade[family], 30080))
+		enter(host)
+	}
+	own, forged := []string{"198.51.100.8", "2001:db8:7::8"}, []string{"169.254.0.24", "fd69::18"}
+	other := container(t, host, "eth1", 0, own)
+	for family, a := range forged {
+		runScript(t, other, fmt.Sprintf("ip addr add %s dev lo %s", hostBits(netip.MustParseAddr(a)), nodad(family)))
+	}
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses}
+	for _, router := range masquerade {
+		in.NodePorts = append(in.NodePorts, NodePort{"udp", 30080, netip.MustParseAddr(router)})
+	}
+	id := 0
+	check := func(what string, from, control, to string, port int, arrives bool) {
+		t.Helper()
+		id++
+		text, proof := fmt.Sprintf("text %d", id), fmt.Sprintf("control %d", id)
+		for deadline := time.Now().Add(20 * time.Second); (!received.has(proof) || arrives && !received.has(text)) && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+			sender{ns: other, from: from}.send(t, at(to, port), text)
+			sender{ns: other, from: own[family(to)]}.send(t, control, proof)
+		}
+		if received.has(text) != arrives || !received.has(proof) {
+			t.Errorf("%s, %s to %s: arrives %t, want %t; the control arrives: %t", what, from, at(to, port), received.has(text), arrives, received.has(proof))
+		}
+	}
+	all := func(what string, guarded, nodePorts bool) {
+		for family, node := range nodeAddresses {
+			wire := at(outsideAddresses[family], 53)
+			check(what+", to a gateway router", own[family], wire, masquerade[family], 53, !guarded)
+			check(what+", in a network's name", forged[family], wire, outsideAddresses[family], 53, !guarded)
+			check(what+", in a network's name to the node", forged[family], wire, node.String(), 53, true)
+			if nodePorts {
+				check(what+", to a node port", own[family], at(node.String(), 30080), node.String(), 30080, true)
+				check(what+", in a network's name to a node port", forged[family], at(node.String(), 30080), node.String(), 30080, false)
+			}
+		}
+	}
+	all("without the table", false, false)
+	for _, mode := range []network.GatewayMode{network.SharedGateway, network.LocalGateway} {
+		enter(host)
+		in.Mode = mode
+		reconcileAndRead(t, target, in)
+		all(string(mode), true, mode == network.LocalGateway)
+	}
+}
+
+func family(address string) int {
+	if netip.MustParseAddr(address).Is4() {
+		return 0
+	}
+	return 1
+}

@@ -11,37 +11,43 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"bulkhead/pkg/network"
 	"bulkhead/test/adversary/attack"
 )
 
-// What tenants' processes write of neighbour discovery is dropped, except in networks.
+// What tenants' processes write of neighbour discovery, and to DHCP clients, is dropped before anything accepts it.
 func TestTenantsNeighbours(t *testing.T) {
 	for name, roots := range map[string][]Cgroup{"sockets cannot be matched": nil, "sockets can be matched": {{"kubepods.slice", 9}}} {
 		rules := outputRules(t, Inputs{Bridge: "br-ex", Plan: plan, PodRoots: roots})
+		networks := slices.Index(rules, `oifname "ovn-k8s-mp*" goto networks`)
 		for match, want := range map[string]bool{"meta mark": true, "socket mark": roots != nil} {
-			text := fmt.Sprintf(`oifname != "lo" oifname != "ovn-k8s-mp*" meta oifkind != "vrf" icmpv6 type 133-137 %s 0x10000-0x2711ffff counter name foreign_socket drop`, match)
-			if got := slices.Contains(rules, text); got != want {
-				t.Errorf("%s: rule %q: %t, want %t", name, text, got, want)
+			for _, kind := range []string{"icmpv6 type 133-137", "udp dport { 68, 546 }"} {
+				text := fmt.Sprintf(`oifname != "lo" %s %s 0x10000-0x2711ffff counter name foreign_socket drop`, kind, match)
+				if got := slices.Index(rules, text); got >= 0 != want || got >= networks {
+					t.Errorf("%s: rule %q has the place %d, want %t, before %d", name, text, got, want, networks)
+				}
 			}
 		}
 	}
 }
 
-// TestKernelNeighbours: a tenant's process writes no neighbour discovery to the node's link, but to its network, and other
+// TestKernelNeighbours: a tenant's process writes no neighbour discovery, to the node's link or to its network, and other
 // ICMP to both. The kernel finds neighbours for it, and the node's own processes write what they like.
 func TestKernelNeighbours(t *testing.T) {
 	target, host, outside, enter := newNode(t)
 	enter(outside)
 	received := newReceiver()
 	received.listen(t, "[2001:db8::1]:53")
+	pod := networkPort(t, host)
+	received.listen(t, "[fd66::3]:53")
 	enter(host)
-	runScript(t, host, "ip link add ovn-k8s-mp7 type veth peer name red; ip link set red up; ip link set ovn-k8s-mp7 up; ip addr add fe80::7/64 dev ovn-k8s-mp7 nodad; ip addr add fe80::10/64 dev br-ex nodad")
 	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses}
 	reconcileAndRead(t, target, in)
-	for device, link := range map[string]bool{"br-ex": true, "ovn-k8s-mp7": false} {
+	for _, device := range []string{"br-ex", "ovn-k8s-mp7"} {
 		i, err := net.InterfaceByName(device)
 		if err != nil {
 			t.Fatal(err)
@@ -50,7 +56,7 @@ func TestKernelNeighbours(t *testing.T) {
 		for kind, discovery := range map[byte]bool{128: false, 133: true, 134: true, 135: true, 136: true, 137: true, 138: false} {
 			for _, tenant := range []bool{true, false} {
 				var want error
-				if link && discovery && tenant {
+				if discovery && tenant {
 					want = unix.EPERM
 				}
 				if err := sendICMP6(t, kind, tenant, to); !errors.Is(err, want) {
@@ -59,12 +65,79 @@ func TestKernelNeighbours(t *testing.T) {
 			}
 		}
 	}
-	runScript(t, host, "ip -6 neigh flush dev br-ex")
+	runScript(t, host, "ip -6 neigh flush dev br-ex; ip -6 neigh flush dev ovn-k8s-mp7")
+	runScript(t, pod, "ip -6 neigh flush dev eth0")
 	enter(host)
-	a := attack.Attempt{ID: 1, Socket: "udp", Src: nodeAddresses[1].String(), To: "2001:db8::1", Port: 53, How: []string{fmt.Sprintf("mark=%#x", network.PacketMark(7))}}
-	for deadline := time.Now().Add(20 * time.Second); !received.has(string(a.Token())); time.Sleep(10 * time.Millisecond) {
-		if err := a.Do(); time.Now().After(deadline) {
-			t.Fatalf("a tenant's datagram to a neighbour that the kernel must find is not received: %v", err)
+	for from, to := range map[string]string{nodeAddresses[1].String(): "2001:db8::1", "fd66::2": "fd66::3"} {
+		a := attack.Attempt{ID: 1 + len(from), Socket: "udp", Src: from, To: to, Port: 53, How: []string{fmt.Sprintf("mark=%#x", network.PacketMark(7))}}
+		for deadline := time.Now().Add(20 * time.Second); !received.has(string(a.Token())); time.Sleep(10 * time.Millisecond) {
+			if err := a.Do(); time.Now().After(deadline) {
+				t.Fatalf("a tenant's datagram to %s, a neighbour that the kernel must find, is not received: %v", to, err)
+			}
+		}
+	}
+}
+
+// networkPort adds the management port of the network 7, and returns the network namespace of a pod at its other end.
+func networkPort(t *testing.T, host netns.NsHandle) netns.NsHandle {
+	t.Helper()
+	pod, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { pod.Close() })
+	if err := netns.Set(host); err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "ovn-k8s-mp7", TxQLen: -1}, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(pod))}); err != nil {
+		t.Fatal(err)
+	}
+	runScript(t, host, "ip link set ovn-k8s-mp7 up; ip addr add 10.66.0.2/24 dev ovn-k8s-mp7; ip addr add fd66::2/64 dev ovn-k8s-mp7 nodad; ip addr add fe80::7/64 dev ovn-k8s-mp7 nodad; ip addr add fe80::10/64 dev br-ex nodad")
+	runScript(t, pod, "ip link set eth0 up; ip addr add 10.66.0.3/24 dev eth0; ip addr add fd66::3/64 dev eth0 nodad")
+	return pod
+}
+
+// TestKernelDHCP: a tenant's process answers no DHCP client, of its network or on the node's link. It reaches other ports
+// there, and the node's own processes answer.
+func TestKernelDHCP(t *testing.T) {
+	target, host, outside, enter := newNode(t)
+	pod := networkPort(t, host)
+	received := newReceiver()
+	clients := map[string]netns.NsHandle{"192.0.2.1": outside, "2001:db8::1": outside, "10.66.0.3": pod, "fd66::3": pod}
+	for client, ns := range clients {
+		enter(ns)
+		for _, port := range []int{67, 68, 546} {
+			received.listen(t, at(client, port))
+		}
+	}
+	enter(host)
+	reconcileAndRead(t, target, Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses})
+	id := 0
+	arrives := func(to string, port uint16, tenant, want bool) {
+		t.Helper()
+		from := map[string]string{"192.0.2.1": "192.0.2.10", "2001:db8::1": "2001:db8::10", "10.66.0.3": "10.66.0.2", "fd66::3": "fd66::2"}[to]
+		attempt := func(port uint16, tenant bool) attack.Attempt {
+			id++
+			a := attack.Attempt{ID: id, Socket: "udp", Src: from, To: to, Port: port}
+			if tenant {
+				a.How = []string{fmt.Sprintf("mark=%#x", network.PacketMark(7))}
+			}
+			return a
+		}
+		a, control := attempt(port, tenant), attempt(67, tenant)
+		got := func(a attack.Attempt) bool { return received.has(string(a.Token())) }
+		for deadline := time.Now().Add(20 * time.Second); (!got(control) || want && !got(a)) && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+			enter(host)
+			_, _ = a.Do(), control.Do() // the receivers decide
+		}
+		if got(a) != want || !got(control) {
+			t.Errorf("%s, port %d, a tenant: %t: received %t, want %t; at another port %t", to, port, tenant, got(a), want, got(control))
+		}
+	}
+	for client := range clients {
+		for _, port := range []uint16{68, 546} {
+			arrives(client, port, true, false)
+			arrives(client, port, false, true)
 		}
 	}
 }

@@ -32,7 +32,7 @@ BH_REASON(GUARD_UNKNOWN, REFUSE, "guard-unknown", "packet into a network from an
 BH_REASON(GUARD_LOCKED, REFUSE, "guard-locked", "packet to a locked default-network address that kubelet did not send")
 BH_REASON(GUARD_FORWARDED, REFUSE, "guard-forwarded", "packet forwarded into a network from an interface that may not forward into it")
 BH_REASON(GUARD_NO_SOCKET, REFUSE, "guard-no-socket", "packet into a network that has no sending socket and is of no kind that the kernel itself sends")
-BH_REASON(GUARD_INJECTED, REFUSE, "guard-injected", "frame that a pod's packet socket sent on an interface of pods or networks or on loopback")
+BH_REASON(GUARD_INJECTED, REFUSE, "guard-injected", "frame that a pod's packet socket sent on an interface of pods or networks or on loopback, or on one of the node's if the pod is a tenant's, or with the tag of a VLAN or a masquerade address")
 BH_REASON(GUARD_TUNNEL, REFUSE, "guard-tunnel", "datagram of a pod to the overlay's UDP port")
 BH_REASON(GUARD_RECEIVER, REFUSE, "guard-receiver", "packet of a network that a pod outside the network would have received")
 BH_REASON(GUARD_LOOPBACK, REFUSE, "guard-loopback", "packet over loopback between host-network pods of two tenants")

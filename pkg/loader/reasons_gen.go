@@ -60,7 +60,7 @@ const (
 	ReasonGuardForwarded
 	// ReasonGuardNoSocket: packet into a network that has no sending socket and is of no kind that the kernel itself sends.
 	ReasonGuardNoSocket
-	// ReasonGuardInjected: frame that a pod's packet socket sent on an interface of pods or networks or on loopback.
+	// ReasonGuardInjected: frame that a pod's packet socket sent on an interface of pods or networks or on loopback, or on one of the node's if the pod is a tenant's, or with the tag of a VLAN or a masquerade address.
 	ReasonGuardInjected
 	// ReasonGuardTunnel: datagram of a pod to the overlay's UDP port.
 	ReasonGuardTunnel
@@ -113,7 +113,7 @@ var reasonInfo = [reasonMax]struct {
 	ReasonGuardLocked:         {"guard-locked", "packet to a locked default-network address that kubelet did not send", Refuse},
 	ReasonGuardForwarded:      {"guard-forwarded", "packet forwarded into a network from an interface that may not forward into it", Refuse},
 	ReasonGuardNoSocket:       {"guard-no-socket", "packet into a network that has no sending socket and is of no kind that the kernel itself sends", Refuse},
-	ReasonGuardInjected:       {"guard-injected", "frame that a pod's packet socket sent on an interface of pods or networks or on loopback", Refuse},
+	ReasonGuardInjected:       {"guard-injected", "frame that a pod's packet socket sent on an interface of pods or networks or on loopback, or on one of the node's if the pod is a tenant's, or with the tag of a VLAN or a masquerade address", Refuse},
 	ReasonGuardTunnel:         {"guard-tunnel", "datagram of a pod to the overlay's UDP port", Refuse},
 	ReasonGuardReceiver:       {"guard-receiver", "packet of a network that a pod outside the network would have received", Refuse},
 	ReasonGuardLoopback:       {"guard-loopback", "packet over loopback between host-network pods of two tenants", Refuse},

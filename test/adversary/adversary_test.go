@@ -111,6 +111,7 @@ func TestValidate(t *testing.T) {
 		"address":        func(a *attack.Attempt) { a.To = "invalid IP" },
 		"source address": func(a *attack.Attempt) { a.Src = "invalid IP" },
 		"option":         func(a *attack.Attempt) { a.How = []string{"bindtodevise"} },
+		"VLAN":           func(a *attack.Attempt) { a.How = []string{"vlan=4096"} },
 		"frame":          func(a *attack.Attempt) { a.Src, a.SrcMAC, a.Frame = "192.0.2.2", "0a:58:0a:4d:00:03", "upd" },
 	} {
 		a := good

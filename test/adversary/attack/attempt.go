@@ -132,6 +132,9 @@ func (a Attempt) Validate() error {
 			return fmt.Errorf("source address: %w", err)
 		}
 	}
+	if _, err := a.vlans(); err != nil {
+		return err
+	}
 	if first, ok := a.option("connectx"); ok {
 		if at, err := netip.ParseAddr(first); err != nil || family(at) != family(netip.MustParseAddr(a.To)) {
 			return fmt.Errorf("first address %q: want one of the family of %s", first, a.To)
@@ -150,7 +153,7 @@ var options = map[string]bool{
 	"bindtodevice": true, "bindtoifindex": true, "unicastif": true, "stickypktinfo": true, "multicastif": true, "multicastifaddr": true,
 	"join": true, "mark": true, "lsrr": true, "broadcast": true, "gso": true, "transparent": true, "bindscope": true, "cmsg-pktinfo": true, "cmsg-mark": true,
 	"connect": true, "mapped": true, "fastopen": true, "connectx": true, "fragments": true,
-	"bypass": true, "ring": true, "tagged": true, "etype": true, "unbound": true, "target": true, "checksum": true,
+	"bypass": true, "ring": true, "tagged": true, "vlan": true, "etype": true, "unbound": true, "target": true, "checksum": true,
 }
 
 // Do makes the attempt. The error is what the kernel reported to the sender.

@@ -137,11 +137,11 @@ func announcement(mac net.HardwareAddr, addr netip.Addr) []byte {
 	return append(b, addr.AsSlice()...)
 }
 
-// ethernet prepends a link header to a packet; tagged adds a priority tag (VLAN 0).
-func ethernet(src, dst net.HardwareAddr, tagged bool, packet []byte) []byte {
+// ethernet prepends a link header to a packet, with the tags of VLANs. VLAN 0 is a priority tag.
+func ethernet(src, dst net.HardwareAddr, vlans []uint16, packet []byte) []byte {
 	f := append(append([]byte{}, dst...), src...)
-	if tagged {
-		f = append(f, 0x81, 0, 0, 0)
+	for _, vlan := range vlans {
+		f = binary.BigEndian.AppendUint16(append(f, 0x81, 0), vlan)
 	}
 	return append(binary.BigEndian.AppendUint16(f, etherType(packet)), packet...)
 }
@@ -169,7 +169,7 @@ func (g Geneve) packet(a Attempt) ([]byte, error) {
 	h = append(h, 0x01, 0x02, 0x80, 1) // class OVN, type 0x80, one word
 	h = binary.BigEndian.AppendUint16(h, g.In&0x7fff)
 	h = binary.BigEndian.AppendUint16(h, g.Out)
-	return append(h, ethernet(from, to, false, ipUDP(src, dst, a.SourcePort(), a.Port, a.Token()))...), nil
+	return append(h, ethernet(from, to, nil, ipUDP(src, dst, a.SourcePort(), a.Port, a.Token()))...), nil
 }
 
 // packet returns the IP packet of a frame: what follows the link header.

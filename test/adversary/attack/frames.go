@@ -3,6 +3,7 @@
 package attack
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 //	bypass   without the queueing discipline (PACKET_QDISC_BYPASS)
 //	ring     from a ring (PACKET_TX_RING)
 //	tagged   with a priority tag
+//	vlan=N   with the tag of a VLAN, behind the priority tag if there is one
 //	etype=N  the protocol in sockaddr_ll, when it differs from the frame's
 //	unbound  by sendto alone, without a bind
 //	mark=N   SO_MARK
@@ -47,10 +49,13 @@ func packetSocket(typ int) func(Attempt) error {
 		} else if ok {
 			etype = uint16(n)
 		}
-		_, tagged := a.option("tagged")
+		vlans, err := a.vlans()
+		if err != nil {
+			return err
+		}
 		frame := packet
 		if typ == unix.SOCK_RAW {
-			frame = ethernet(src, dst, tagged, packet)
+			frame = ethernet(src, dst, vlans, packet)
 		}
 		fd, err := unix.Socket(unix.AF_PACKET, typ|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
@@ -74,7 +79,7 @@ func packetSocket(typ int) func(Attempt) error {
 			}
 		}
 		if _, ok := a.option("checksum"); ok {
-			if frame, err = unfinishedChecksum(a, fd, frame); err != nil {
+			if frame, err = unfinishedChecksum(a, fd, frame, 4*len(vlans)); err != nil {
 				return withProblems(problems, err)
 			}
 		}
@@ -91,18 +96,30 @@ func packetSocket(typ int) func(Attempt) error {
 	}
 }
 
-// unfinishedChecksum prepends a struct virtio_net_hdr to a frame with a UDP datagram.
-func unfinishedChecksum(a Attempt, fd int, frame []byte) ([]byte, error) {
+// vlans returns the VLANs of the tags in the frame.
+func (a Attempt) vlans() (out []uint16, err error) {
+	if _, tagged := a.option("tagged"); tagged {
+		out = append(out, 0)
+	}
+	n, ok, err := a.number("vlan")
+	if err != nil || n > 4095 {
+		return nil, fmt.Errorf("VLAN %d: %w", n, cmp.Or(err, errors.New("want 4095 or less")))
+	}
+	if ok {
+		out = append(out, uint16(n))
+	}
+	return out, nil
+}
+
+// unfinishedChecksum prepends a struct virtio_net_hdr to a frame with a UDP datagram behind tags of that many bytes.
+func unfinishedChecksum(a Attempt, fd int, frame []byte, tags int) ([]byte, error) {
 	if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1); err != nil {
 		return nil, fmt.Errorf("checksum: %w", err)
 	}
 	const udpChecksum, link = 6, 14
-	start, offset := link+20, uint16(udpChecksum)
+	start, offset := link+tags+20, uint16(udpChecksum)
 	if netip.MustParseAddr(a.To).Is6() {
-		start = link + 40
-	}
-	if _, tagged := a.option("tagged"); tagged {
-		start += 4
+		start = link + tags + 40
 	}
 	if value, _ := a.option("checksum"); value != "" {
 		at, err := strconv.ParseUint(value, 10, 16)
@@ -167,7 +184,7 @@ func sockPacket(a Attempt) error {
 	binary.NativeEndian.PutUint16(sa[0:], unix.AF_PACKET)
 	copy(sa[2:15], a.Device)
 	binary.BigEndian.PutUint16(sa[16:], unix.ETH_P_IP)
-	frame := ethernet(src, dst, false, packet)
+	frame := ethernet(src, dst, nil, packet)
 	_, _, no := unix.Syscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&frame[0])), uintptr(len(frame)), 0, uintptr(unsafe.Pointer(&sa[0])), uintptr(len(sa)))
 	if no != 0 {
 		return fmt.Errorf("sendto: %w", no)
@@ -194,7 +211,7 @@ func xdp(a Attempt) error {
 	if err != nil {
 		return err
 	}
-	frame := ethernet(src, dst, false, packet)
+	frame := ethernet(src, dst, nil, packet)
 	fd, err := unix.Socket(unix.AF_XDP, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("socket: %w", err)

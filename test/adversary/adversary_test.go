@@ -29,6 +29,10 @@ func TestTables(t *testing.T) {
 	n := Network{Mark: 0x10001, Port: port, VRF: "vrf", Nodes: addrs("10.77.0.2", "fd77::2")}
 	v := Victim{Name: "v", Addrs: addrs("10.77.0.3", "fd77::3"), MAC: "0a:58:0a:4d:00:03", Link: Interface{Name: "lo", MAC: "0a:58:0a:4d:00:04"}, NextMAC: "0a:58:0a:4d:00:03"}
 	outside, own := addrs("192.0.2.1", "2001:db8::1"), addrs("10.77.0.4", "fd77::4")
+	pod := Sender{Device: "lo", MAC: v.MAC, NextMAC: port.MAC, Addrs: own}
+	raw4, raw6 := attack.Attempt{Socket: "hdrincl", Src: "10.77.0.4", To: "172.30.0.11"}, attack.Attempt{Socket: "hdrincl", Src: "fd77::4", To: "fd00::11"}
+	quoted4 := attack.Quoted{From: netip.MustParseAddrPort("172.30.0.11:40000"), To: netip.MustParseAddrPort("192.0.2.1:53")}
+	quoted6 := attack.Quoted{From: netip.MustParseAddrPort("[fd00::11]:40000"), To: netip.MustParseAddrPort("[2001:db8::1]:53")}
 	g := attack.Geneve{VNI: 5, InnerSrc: "10.77.0.4", InnerDst: "10.77.0.3", SrcMAC: port.MAC, DstMAC: v.MAC}
 	for name, table := range map[string][]attack.Attempt{
 		"IntoNetwork": IntoNetwork(n, v),
@@ -42,6 +46,12 @@ func TestTables(t *testing.T) {
 		"FromPod":          FromPod("lo", port.MAC, own, v, false),
 		"FromPod (locked)": FromPod("lo", port.MAC, own, v, true),
 		"Sharing":          Sharing("lo", v.MAC, v.Addrs, Victim{Addrs: addrs("10.77.0.5", "fd77::5"), MAC: port.MAC}),
+		"Sources":          Sources(pod, v.Addrs, outside, 7995),
+		"Claims":           Claims(pod, n.Nodes, v),
+		"RouterFrames":     RouterFrames(port, v),
+		"DHCPAnswers":      DHCPAnswers(v),
+		"Errors":           append(Errors(raw4, quoted4), Errors(raw6, quoted6)...),
+		"FromOutside":      FromOutside("lo", port.MAC, v.MAC, outside, n.Nodes),
 		"ThroughNode":      ThroughNode("lo", port.MAC, own, port, outside, 80),
 	} {
 		families := map[bool]int{}
@@ -52,7 +62,7 @@ func TestTables(t *testing.T) {
 			}
 			families[netip.MustParseAddr(a.To).Is4()]++
 		}
-		if families[true] == 0 || families[false] == 0 {
+		if families[true] == 0 && name != "RouterFrames" || families[false] == 0 {
 			t.Errorf("%s: %d IPv4 and %d IPv6 attempts", name, families[true], families[false])
 		}
 	}
@@ -111,6 +121,7 @@ func TestValidate(t *testing.T) {
 		"address":        func(a *attack.Attempt) { a.To = "invalid IP" },
 		"source address": func(a *attack.Attempt) { a.Src = "invalid IP" },
 		"option":         func(a *attack.Attempt) { a.How = []string{"bindtodevise"} },
+		"no quotation":   func(a *attack.Attempt) { a.Socket, a.Src, a.Frame = "hdrincl", "192.0.2.2", "too-long" },
 		"VLAN":           func(a *attack.Attempt) { a.How = []string{"vlan=4096"} },
 		"frame":          func(a *attack.Attempt) { a.Src, a.SrcMAC, a.Frame = "192.0.2.2", "0a:58:0a:4d:00:03", "upd" },
 	} {

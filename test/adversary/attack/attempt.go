@@ -36,6 +36,8 @@ type Attempt struct {
 	DstMAC  string `json:"dstMAC,omitempty"`
 	// Frame is the content of a hand-made frame, see packet; default "udp".
 	Frame string `json:"frame,omitempty"`
+	// Quoted is the datagram that an ICMP error quotes.
+	Quoted *Quoted `json:"quoted,omitempty"`
 	// Patience is the connect timeout in milliseconds; default 1500.
 	Patience int `json:"patience,omitempty"`
 	// Geneve encapsulates the attempt for the overlay.
@@ -49,6 +51,12 @@ type Geneve struct {
 	InnerSrc       string `json:"innerSrc"`
 	InnerDst       string `json:"innerDst"`
 	SrcMAC, DstMAC string
+}
+
+// Quoted is a datagram that somebody else has sent.
+type Quoted struct {
+	From netip.AddrPort `json:"from"`
+	To   netip.AddrPort `json:"to"`
 }
 
 // MaxID is the largest id of an attempt.
@@ -123,7 +131,7 @@ func (a Attempt) Validate() error {
 	} else if _, err := a.dest(); err != nil {
 		return err
 	}
-	if a.SrcMAC != "" {
+	if a.SrcMAC != "" || a.Frame != "" {
 		if _, err := a.packet(); err != nil {
 			return err
 		}

@@ -172,6 +172,26 @@ func (g Geneve) packet(a Attempt) ([]byte, error) {
 	return append(h, ethernet(from, to, nil, ipUDP(src, dst, a.SourcePort(), a.Port, a.Token()))...), nil
 }
 
+// icmpError returns an ICMP error that quotes a datagram: that nobody listens there, that it was too long, or that another
+// router is nearer. The token is the datagram's content.
+func (a Attempt) icmpError(src, dst netip.Addr) ([]byte, error) {
+	if a.Quoted == nil || a.Quoted.From.Addr().Is4() != dst.Is4() || a.Quoted.To.Addr().Is4() != dst.Is4() {
+		return nil, fmt.Errorf("ICMP error to %s: want a quoted datagram of the same IP family, not %+v", dst, a.Quoted)
+	}
+	quoted := ipUDP(a.Quoted.From.Addr(), a.Quoted.To.Addr(), a.Quoted.From.Port(), a.Quoted.To.Port(), a.Token())
+	if dst.Is4() {
+		head := map[string][]byte{"unreachable": {3, 3, 0, 0, 0, 0, 0, 0}, "too-long": {3, 4, 0, 0, 0, 0, 0x03, 0xe8}, "other-router": append([]byte{5, 1, 0, 0}, src.AsSlice()...)}[a.Frame]
+		b := append(head, quoted...)
+		fillChecksum(b, 2, 0)
+		return ip(src, dst, unix.IPPROTO_ICMP, 64, b), nil
+	}
+	head := map[string][]byte{"unreachable": {1, 4, 0, 0, 0, 0, 0, 0}, "too-long": {2, 0, 0, 0, 0, 0, 0x05, 0x14}}[a.Frame]
+	if head == nil {
+		return nil, fmt.Errorf("%s has no form in IPv6: use redirect", a.Frame)
+	}
+	return ipICMP6(src, dst, 255, append(head, quoted...)), nil
+}
+
 // packet returns the IP packet of a frame: what follows the link header.
 func (a Attempt) packet() ([]byte, error) {
 	dst, err := netip.ParseAddr(a.To)
@@ -183,9 +203,11 @@ func (a Attempt) packet() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("source address: %w", err)
 	}
-	mac, err := net.ParseMAC(a.SrcMAC)
-	if err != nil {
-		return nil, fmt.Errorf("source hardware address: %w", err)
+	var mac net.HardwareAddr
+	if a.Socket != "hdrincl" || a.SrcMAC != "" { // a raw socket's packet has none, unless an option contains it
+		if mac, err = net.ParseMAC(a.SrcMAC); err != nil {
+			return nil, fmt.Errorf("source hardware address: %w", err)
+		}
 	}
 	// An option of a private kind carries the token through ICMPv6.
 	token := append([]byte{253, 2}, append(a.Token(), 0)...)
@@ -206,6 +228,8 @@ func (a Attempt) packet() ([]byte, error) {
 			return ip(src, dst, unix.IPPROTO_ICMP, 64, b), nil
 		}
 		return ipICMP6(src, dst, 64, append(echoRequest(unix.AF_INET6, uint16(a.ID)), a.Token()...)), nil
+	case "unreachable", "too-long", "other-router":
+		return a.icmpError(src, dst)
 	case "arp-announcement": // the token follows the packet, as padding does
 		if !src.Is4() {
 			return nil, fmt.Errorf("ARP announcement of %s, which is no IPv4 address", src)

@@ -223,8 +223,9 @@ func poll(fds []unix.PollFd, timeout time.Duration) (int, error) {
 	}
 }
 
-// headerIncluded sends a datagram with a hand-made IP header. "fragments" in How
-// sends it as two fragments.
+// headerIncluded sends a datagram, or the packet of Frame, with a hand-made IP header. "fragments" in How
+// sends a datagram as two fragments, and with the value harmless-first or harmless-between another first fragment, to Port, that
+// overlaps the real one.
 func headerIncluded(a Attempt) error {
 	to, err := a.dest()
 	if err != nil {
@@ -258,8 +259,24 @@ func headerIncluded(a Attempt) error {
 		}
 	}
 	packets := [][]byte{ipUDP(src, to.WithZone(""), a.udpSource(), a.Port, payload)}
-	if _, ok := a.option("fragments"); ok {
-		packets = fragments(packets[0], uint32(a.ID))
+	if a.Frame != "" {
+		p, err := a.packet()
+		if err != nil {
+			return err
+		}
+		packets[0] = p
+	}
+	if overlap, ok := a.option("fragments"); ok {
+		whole := packets[0]
+		packets = fragments(whole, uint32(a.ID))
+		// Another header in the same place: who reads the first, and who keeps the last?
+		harmless := fragments(ipUDP(src, to.WithZone(""), a.udpSource(), Port, payload), uint32(a.ID))[0]
+		switch overlap {
+		case "harmless-first":
+			packets = append([][]byte{harmless}, packets...)
+		case "harmless-between":
+			packets = [][]byte{packets[0], harmless, packets[1]}
+		}
 	}
 	sa, err := sockaddr(to, 0)
 	if err != nil {

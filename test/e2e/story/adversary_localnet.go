@@ -192,6 +192,14 @@ func (a *attackSetup) onLocalnet(ctx context.Context, m *round) (part, error) {
 	}
 	ways := a.tunnelWaysFrom(own, []adversary.Interface{{Name: "berth0", MAC: berth.MAC}})
 	out := part{what: "to the overlay's port, from a pod on a Localnet network", elsewhere: trials([]actor{pod}, ways), controls: trials([]actor{a.admin()}, a.tunnelWays()), victims: []string{"green-2"}}
+	for _, x := range ways {
+		if x.Socket == "hdrincl" && slices.Contains(x.How, "fragments") {
+			for _, overlap := range []string{"fragments=harmless-first", "fragments=harmless-between"} {
+				x.How = []string{overlap}
+				out.elsewhere = append(out.elsewhere, trial{pod, x})
+			}
+		}
+	}
 	var arrives []*trial
 	for _, x := range ways {
 		if slices.Contains(x.How, "tagged") || slices.Contains(x.How, "etype=0x88cc") {

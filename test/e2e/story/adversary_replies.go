@@ -54,7 +54,7 @@ func (a *attackSetup) forgedReplies(ctx context.Context) (out part, stop func(),
 	}
 	var ways []attack.Attempt
 	for router, server := range servers {
-		from, outside, err := a.portOutside(ctx, router, server)
+		from, outside, err := a.portOutside(ctx, router, server, askedPort)
 		if err != nil {
 			asking.kill()
 			return out, stop, err
@@ -65,10 +65,10 @@ func (a *attackSetup) forgedReplies(ctx context.Context) (out part, stop func(),
 }
 
 // portOutside waits until green-1's datagrams to the server leave the node, and returns the port that they have when
-// they leave its gateway router, and the address and port that they have outside. An attacker who does not know these tries all.
-func (a *attackSetup) portOutside(ctx context.Context, router, server netip.Addr) (port uint16, outside netip.AddrPort, err error) {
+// they leave its gateway router or, in local gateway mode, its management port, and the address and port that they have outside. An attacker who does not know these tries all.
+func (a *attackSetup) portOutside(ctx context.Context, router, server netip.Addr, asked uint16) (port uint16, outside netip.AddrPort, err error) {
 	from, to := regexp.QuoteMeta(router.String()), regexp.QuoteMeta(server.String())
-	entry := regexp.MustCompile(fmt.Sprintf(`orig=\(src=%s,dst=%s,sport=(\d+),dport=%d\),reply=\(src=%[2]s,dst=([^,]+),sport=%[3]d,dport=(\d+)\)`, from, to, askedPort))
+	entry := regexp.MustCompile(fmt.Sprintf(`orig=\(src=%s,dst=%s,sport=(\d+),dport=%d\),reply=\(src=%[2]s,dst=([^,]+),sport=%[3]d,dport=(\d+)\)`, from, to, asked))
 	err = a.w.Lab.Wait(ctx, fmt.Sprintf("datagrams of %s to %s to leave %s", router, server, a.near.Name), func(ctx context.Context) (bool, string, error) {
 		res, err := a.near.Run(ctx, "ovs-appctl dpctl/dump-conntrack")
 		if err != nil {

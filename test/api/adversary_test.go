@@ -64,6 +64,10 @@ func TestAdversaryWrites(t *testing.T) {
 	s.Taken, s.Pods = []netip.Addr{netip.MustParseAddr(service.Spec.ClusterIP)}, []netip.Addr{s.VictimEntry.IPs[0].Addr()}
 	grantEverything(t, w, s.Attacker, "adversary")
 	tenant, node := nadClient(t, impersonate("adversary")), nodeClient(t, s.Node)
+	kubelet := "system:node:" + s.Node
+	grantClusterRole(t, w, "system:node", kubelet) // as the Node authorizer does
+	as := impersonate(kubelet)
+	as.Impersonate.Groups = []string{"system:nodes", "system:authenticated"}
 
 	t.Cleanup(func() { w.forceDeleteAll(s.Attacker) })
 	before, err := adversary.Read(w.ctx, w)
@@ -106,6 +110,7 @@ func TestAdversaryWrites(t *testing.T) {
 	}{
 		{"an author of NADs", tenant, s.NADAuthor()}, {"an author of UserDefinedNetworks", tenant, s.UDNAuthor()},
 		{"an author of pods", tenant, s.PodAuthor()}, {"the holder of a node's token", node, s.NodeToken()},
+		{"a kubelet", nadClient(t, as), s.Kubelet()},
 		{"an author of Services", tenant, s.ServiceAuthor()},
 	} {
 		r, err := adversary.Run(w.ctx, part.client, w, part.all)

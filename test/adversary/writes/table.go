@@ -137,6 +137,11 @@ func (s Scenario) UDNAuthor() []Write {
 		{Verb: Create, Of: UDN, Namespace: s.Attacker, Name: "third", Body: toJSON(m{"metadata": m{"annotations": ids, "labels": m{network.LabelUDN: ""}}, "spec": secondary})},
 		{Verb: Create, Of: IPAMClaim, Namespace: s.Attacker, Name: "claim", Body: toJSON(m{"spec": m{"network": network.UDNName(s.Victim, s.Network), "interface": "ovn-udn1"}, "status": m{"ips": ips}})},
 		{Verb: Patch, Of: IPAMClaim, Namespace: s.Attacker, Name: "claim", Sub: "status", Body: toJSON(m{"status": m{"ips": ips}})},
+		{Verb: Patch, Of: IPAMClaim, Namespace: s.Attacker, Name: "claim", Body: toJSON(m{"metadata": m{"finalizers": nil, "labels": m{"k8s.ovn.org/anything": "x"}}})},
+		// As if a pod of the victim's had the claim. Kubernetes deletes it, because that pod is not in its namespace.
+		{Verb: Create, Of: IPAMClaim, Namespace: s.Attacker, Name: "owned", Body: toJSON(m{"metadata": m{"ownerReferences": []m{{"apiVersion": "v1", "kind": "Pod", "name": s.VictimPod, "uid": "00000000-0000-0000-0000-000000000000"}}},
+			"spec": m{"network": network.UDNName(s.Victim, s.Network), "interface": "ovn-udn1"}})},
+		{Verb: Create, Of: IPAMClaim, Namespace: s.Victim, Name: "claim", Body: toJSON(m{"spec": m{"network": network.UDNName(s.Victim, s.Network), "interface": "ovn-udn1"}})},
 		{Verb: Create, Of: CUDN, Name: "adversary", Body: toJSON(m{"spec": m{"namespaceSelector": m{}, "network": secondary}})},
 	}
 }
@@ -292,6 +297,48 @@ func (s Scenario) NodeToken() []Write {
 		{Verb: Patch, Of: Lease, Namespace: "bulkhead-system", Name: "bulkhead-cluster", Body: toJSON(m{"spec": m{"holderIdentity": "me"}})},
 		{Verb: Patch, Of: Namespace, Name: s.Attacker, Body: toJSON(m{"metadata": m{"labels": m{"k8s.ovn.org/bulkhead-host-pods": "trusted"}}})},
 	}
+}
+
+// Kubelet lists the writes of a node's kubelet that no policy of Kubernetes' own need refuse: by its RBAC role it may change Nodes
+// and the status of pods.
+func (s Scenario) Kubelet() []Write {
+	takenOver := toJSON(m{"default": m{}, network.NADKey(s.Victim, s.Network): s.VictimEntry})
+	annotation := func(k string, v any) string { return toJSON(m{"metadata": m{"annotations": m{k: v}}}) }
+	var out []Write
+	for _, node := range []string{s.Node, s.OtherNode} {
+		for _, sub := range []string{"", "status"} {
+			for _, body := range []string{annotation(network.AnnotationNodeID, "77"), annotation(network.AnnotationNodeID, nil), annotation(network.AnnotationDefaultTransport, "no-overlay"), toJSON(m{"metadata": m{"annotations": nil}})} {
+				out = append(out, Write{Verb: Patch, Of: Node, Name: node, Sub: sub, Body: body})
+			}
+		}
+		out = append(out, Write{Verb: Update, Of: Node, Name: node, Body: annotation(network.AnnotationNodeID, "77")})
+	}
+	for _, pod := range [][2]string{{s.Attacker, s.Pod}, s.OtherPod} {
+		for _, body := range []string{annotation(network.AnnotationPodNetworks, takenOver), annotation(network.AnnotationPodNetworks, "{}"), annotation(network.AnnotationPodNetworks, nil), toJSON(m{"metadata": m{"annotations": nil}})} {
+			out = append(out, Write{Verb: Patch, Of: Pod, Namespace: pod[0], Name: pod[1], Sub: "status", Body: body}, Write{Verb: Patch, Of: Pod, Namespace: pod[0], Name: pod[1], Body: body})
+		}
+	}
+	return append(out,
+		Write{Verb: Create, Of: Node, Name: "adversary", Body: annotation(network.AnnotationNodeID, "77")},
+		Write{Verb: Patch, Of: NAD, Namespace: s.Attacker, Name: s.Network, Body: annotation(network.AnnotationNetworkID, s.VictimID)},
+		Write{Verb: Patch, Of: NAD, Namespace: s.Attacker, Name: s.Network, Body: toJSON(m{"metadata": m{"finalizers": nil, "ownerReferences": nil}})},
+		Write{Verb: Patch, Of: UDN, Namespace: s.Attacker, Name: s.Network, Body: toJSON(m{"metadata": m{"finalizers": nil}})},
+		Write{Verb: Create, Of: IPAMClaim, Namespace: s.Attacker, Name: "of-kubelet", Body: toJSON(m{"spec": m{"network": network.UDNName(s.Victim, s.Network), "interface": "ovn-udn1"}})},
+		Write{Verb: Patch, Of: Namespace, Name: s.Attacker, Body: toJSON(m{"metadata": m{"labels": m{"k8s.ovn.org/bulkhead-host-pods": "trusted"}}})})
+}
+
+// OtherNodes lists the writes of a node's kubelet that Kubernetes' own admission plugin NodeRestriction, or its Node authorizer, refuses.
+func (s Scenario) OtherNodes() []Write {
+	var out []Write
+	for _, k := range []string{network.AnnotationChassisID, network.AnnotationEncapIPs, network.AnnotationGatewayConfig, network.AnnotationAgentFailures} {
+		for _, sub := range []string{"", "status"} {
+			out = append(out, Write{Verb: Patch, Of: Node, Name: s.OtherNode, Sub: sub, Body: toJSON(m{"metadata": m{"annotations": m{k: "x"}}})})
+		}
+	}
+	return append(out,
+		Write{Verb: Delete, Of: Node, Name: s.OtherNode}, Write{Verb: Delete, Of: Pod, Namespace: s.OtherPod[0], Name: s.OtherPod[1]},
+		Write{Verb: Patch, Of: Lease, Namespace: "bulkhead-system", Name: "bulkhead-ids", Body: toJSON(m{"metadata": m{"annotations": m{"k8s.ovn.org/id-marks": `{"networks":0}`}}})},
+		Write{Verb: Patch, Of: Lease, Namespace: "bulkhead-system", Name: "bulkhead-cluster", Body: toJSON(m{"spec": m{"holderIdentity": "me"}})})
 }
 
 // Deletions lists the writes by which a tenant deletes a network that pods still

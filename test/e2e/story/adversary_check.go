@@ -58,10 +58,10 @@ func trials(actors []actor, attempts []attack.Attempt) []trial {
 }
 
 // table makes the table's attempts and returns its figures.
-func (a *attackSetup) table(ctx context.Context) (string, error) {
+func (a *attackSetup) table(ctx context.Context) (figures string, err error) {
 	m := newRound(a.w)
 	host := a.greenHost()
-	for _, v := range []string{"green-1", "green-2", "grey-1"} {
+	for _, v := range []string{"green-1", "green-2", "grey-1", tagged} {
 		if err := m.listen(ctx, actor{pod: a.pods[v]}, attack.Listener{Kind: "sniff"}); err != nil {
 			return "", err
 		}
@@ -101,6 +101,13 @@ func (a *attackSetup) table(ctx context.Context) (string, error) {
 	if len(forged.attacks) > 0 {
 		parts = append(parts, forged)
 	}
+	defer func() { err = errors.Join(err, a.removeBeside(context.WithoutCancel(ctx))) }()
+	more, stopMore, err := a.forged(ctx, m)
+	defer stopMore()
+	if err != nil {
+		return "", err
+	}
+	parts = append(parts, more...)
 	total := 0
 	for _, p := range parts {
 		attempts := len(p.attacks) + len(p.elsewhere)
@@ -111,6 +118,7 @@ func (a *attackSetup) table(ctx context.Context) (string, error) {
 	if _, err := m.end(ctx); err != nil {
 		errs = append(errs, err)
 	}
+	errs = append(errs, a.samePaths(ctx))
 	n, err := a.receiving(ctx)
 	errs = append(errs, err)
 	return fmt.Sprintf("%d attempts, none received; a control of each was", total+n), errors.Join(errs...)

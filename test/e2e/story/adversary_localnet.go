@@ -20,6 +20,9 @@ const (
 	liar   = "grey-3" // has its own MAC address
 	taker  = "grey-4" // requests the other node's
 	routed = "grey-5" // requests the router's
+
+	tagged   = "grey-6" // on mole, a Localnet network in a VLAN
+	moleVLAN = 77
 )
 
 // hulkManifest is the network hulk.
@@ -33,6 +36,18 @@ spec:
     topology: Localnet
     localnet: {role: Secondary, physicalNetworkName: harbor, ipam: {mode: Disabled}}
 `
+
+// moleManifest is the network mole.
+var moleManifest = fmt.Sprintf(`
+apiVersion: k8s.ovn.org/v1
+kind: ClusterUserDefinedNetwork
+metadata: {name: mole}
+spec:
+  namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: grey}}
+  network:
+    topology: Localnet
+    localnet: {role: Secondary, physicalNetworkName: harbor, ipam: {mode: Disabled}, vlan: {mode: Access, access: {id: %d}}}
+`, moleVLAN)
 
 // hulkPods are the pods on hulk, which know the MAC addresses of their victims.
 func (a *attackSetup) hulkPods(ctx context.Context) ([]*pod, error) {
@@ -111,7 +126,7 @@ func claims(address netip.Addr, mac string, to netip.Addr) []attack.Attempt {
 // A host beside the cluster receives the same claims of an address that nobody has.
 func (a *attackSetup) impersonation(ctx context.Context, m *round) (part, error) {
 	victim := actor{machine: a.w.Lab.External()}
-	if err := m.listen(ctx, victim, attack.Listener{Kind: "sniff"}); err != nil {
+	if err := m.listenOnce(ctx, victim, attack.Listener{Kind: "sniff"}); err != nil {
 		return part{}, err
 	}
 	out := part{what: "in the name of a node or router, from pods on a Localnet network", victims: []string{victim.String()}}

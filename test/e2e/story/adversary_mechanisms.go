@@ -201,6 +201,7 @@ func (a *attackSetup) samples(local bool) []sample {
 		{what: "kubelet's mark on packets to a locked address", by: []actor{tenant, outside}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism}, ways: byMark},
 		{what: "the overlay's datagrams by socket", by: []actor{nobody, outside}, victims: []string{"green-2"}, stops: []mechanism{guardMechanism}, ways: tunnel("geneve")},
 		{what: "the overlay's datagrams by frame", by: []actor{outside}, victims: []string{"green-2"}, stops: []mechanism{guardMechanism}, ways: tunnel("packet")},
+		{what: "frames in a Localnet network's VLAN", by: []actor{outside}, victims: []string{tagged}, stops: []mechanism{guardMechanism}, ways: a.vlanWays()},
 		{what: "advertisements and DHCP answers of a pod", by: []actor{host("green-3")}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism}, ways: adversary.FromPod("ovn-udn1", green3.MAC, green3.Addrs, v, false)},
 		{what: "neighbour discovery for a locked interface", by: []actor{host("grey-1")}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism},
 			ways: discovery(adversary.FromPod("eth0", grey.MAC, grey.Addrs, a.victim("green-1", true), true))},
@@ -222,7 +223,7 @@ func (a *attackSetup) withMechanisms(ctx context.Context, standing []mechanism) 
 		return 0, err
 	}
 	m := newRound(a.w)
-	for _, v := range []string{"green-1", "green-2"} {
+	for _, v := range []string{"green-1", "green-2", tagged} {
 		if err := m.listen(ctx, actor{pod: a.pods[v]}, attack.Listener{Kind: "sniff"}); err != nil {
 			return 0, err
 		}

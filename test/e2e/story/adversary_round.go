@@ -24,6 +24,7 @@ type actor struct {
 	pod       *pod
 	container string
 	machine   *lab.Node
+	namespace string // a network namespace of the machine; "": its own
 	kubelet   bool
 	bits32    bool // its program makes 32-bit system calls
 }
@@ -40,6 +41,8 @@ func (p actor) String() string {
 		return p.pod.Name
 	case p.kubelet:
 		return "kubelet on " + p.machine.Name
+	case p.namespace != "":
+		return p.namespace + " on " + p.machine.Name
 	}
 	return p.machine.Name
 }
@@ -80,6 +83,9 @@ func (w *World) startProgram(ctx context.Context, p actor, args ...string) (prog
 		return podProgram{s}, err
 	}
 	script := fmt.Sprintf("exec %s/%s %s", toolsDir, name, strings.Join(args, " "))
+	if p.namespace != "" {
+		script = fmt.Sprintf("exec ip netns exec %s %s/%s %s", p.namespace, toolsDir, name, strings.Join(args, " "))
+	}
 	if p.kubelet {
 		script = "echo $$ > /sys/fs/cgroup/kubelet/cgroup.procs && " + script
 	}

@@ -112,7 +112,7 @@ func newAttackSetup(ctx context.Context, w *World) (*attackSetup, error) {
 		annotations: map[string]network.PodNetworks{}, nodes: map[string]nodeLinks{}, nodeIDs: map[string]int{}, encap: map[string][]netip.Addr{}}
 	// The address plans do not overlap, so that a packet that arrives cannot have been
 	// sent to another pod with the same address.
-	if err := w.Lab.Apply(ctx, strings.Join([]string{w.greyManifest(), hulkManifest, ingressNamespace, w.tenantManifest("green", 30), w.tenantManifest("amber", 31), frontService}, "---")); err != nil {
+	if err := w.Lab.Apply(ctx, strings.Join([]string{w.greyManifest(), hulkManifest, moleManifest, ingressNamespace, w.tenantManifest("green", 30), w.tenantManifest("amber", 31), frontService}, "---")); err != nil {
 		return a, err
 	}
 	if err := w.mapPhysical(ctx, harbor, true); err != nil {
@@ -123,6 +123,7 @@ func newAttackSetup(ctx context.Context, w *World) (*attackSetup, error) {
 		{Namespace: "green", Name: "green-1", Node: near, Tenant: "green"}, {Namespace: "green", Name: "green-2", Node: far, Tenant: "green"},
 		{Namespace: "green", Name: "green-3", Node: near, Tenant: "green"}, {Namespace: "amber", Name: "amber-1", Node: near, Tenant: "amber"},
 		{Namespace: "grey", Name: "grey-1", Node: near}, {Namespace: "grey", Name: "grey-2", Node: near, Networks: "berth@berth0"},
+		{Namespace: "grey", Name: tagged, Node: near, Networks: "mole@mole0"},
 	}
 	hulk, err := a.hulkPods(ctx)
 	if err != nil {

@@ -85,6 +85,10 @@ func (a *attackSetup) writes(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	kubelet, err := a.author(rest.ImpersonationConfig{UserName: "system:node:" + s.Node, Groups: []string{"system:nodes", "system:authenticated"}})
+	if err != nil {
+		return "", err
+	}
 	rows, err := a.w.states(ctx, false)
 	if err != nil {
 		return "", err
@@ -106,7 +110,7 @@ func (a *attackSetup) writes(ctx context.Context) (string, error) {
 	}{
 		{"a tenant that writes NADs", tenant, s.NADAuthor()}, {"a tenant that writes UserDefinedNetworks", tenant, s.UDNAuthor()},
 		{writesPods, tenant, s.PodAuthor()}, {"a node's token", node, s.NodeToken()},
-		{writesServices, tenant, s.ServiceAuthor()},
+		{writesServices, tenant, s.ServiceAuthor()}, {"a kubelet", kubelet, append(s.Kubelet(), s.OtherNodes()...)},
 	}
 	ends := true
 	if !a.w.Full {

@@ -54,7 +54,7 @@ var (
 	fixtureLite      = &fixture{name: "networks in their own VRFs, with a router each", needs: []*fixture{fixtureFRR}, late: true, setUp: setUpLite, namespaces: []string{"lite1", "lite2", "lite3"}, cudns: []string{"lite1", "lite2", "lite3"}, undo: undoLite}
 	fixtureMist      = &fixture{name: "a network whose routes a router outside passes on", needs: []*fixture{fixtureFRR}, late: true, setUp: setUpMist, namespaces: []string{"mist"}, cudns: []string{"mist"}, undo: undoMist}
 	fixtureFerry     = &fixture{name: "a virtual machine's network", late: true, setUp: setUpFerry, namespaces: []string{"ferry"}, cudns: []string{"pier"}, undo: undoFerry}
-	fixtureAdversary = &fixture{name: "the adversary's tenants", late: true, setUp: setUpAdversary, namespaces: []string{"green", "amber", "grey", "slate", "teal", lab.IngressNamespace}, cudns: []string{"berth", "hulk"}, undo: undoAdversary}
+	fixtureAdversary = &fixture{name: "the adversary's tenants", late: true, setUp: setUpAdversary, namespaces: []string{"green", "amber", "grey", "slate", "teal", lab.IngressNamespace}, cudns: []string{"berth", "hulk", "mole"}, undo: undoAdversary}
 
 	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureLayer2, fixtureLayer2Host, fixtureServices, fixtureSCTP, fixtureSecondary, fixtureIngress, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureBrief, fixtureMultus, fixtureSwift, fixtureLite, fixtureMist, fixtureBGP, fixtureFRR, fixtureFerry, fixtureAdversary}
 )

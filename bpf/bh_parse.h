@@ -136,6 +136,29 @@ static __always_inline __u32 bh_eth(struct __sk_buff *skb, __u16 *proto)
 }
 
 /*
+ * bh_names_vlan reports whether the sender of a frame has written the tag of a VLAN. A tag of VLAN 0 has only a
+ * priority. The tag of what a VLAN device of the node sends is not in the frame yet.
+ */
+static __always_inline int bh_names_vlan(struct __sk_buff *skb)
+{
+	__u32 off = 12;
+	__u16 proto;
+	__u8 tag[4];
+
+	for (int i = 0; i < 2; i++) {
+		if (bh_load(skb, off, tag, 4, BH_DATA))
+			return 0;
+		proto = tag[0] << 8 | tag[1];
+		if (proto != BH_ETH_P_8021Q && proto != BH_ETH_P_8021AD)
+			return 0;
+		if ((tag[2] & 0x0f) | tag[3])
+			return 1;
+		off += 4;
+	}
+	return 0;
+}
+
+/*
  * bh_to_tunnel reports whether the packet is, or may be, a datagram to the
  * overlay's port. Later fragments do not count: only the first carries the port.
  */

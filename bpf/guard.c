@@ -251,29 +251,6 @@ int bh_grd_from(struct __sk_buff *skb)
 }
 
 /*
- * names_vlan reports whether the sender of a frame has written the tag of a VLAN. A tag of VLAN 0 has only a
- * priority. The tag of what a VLAN device of the node sends is not in the frame yet.
- */
-static __always_inline int names_vlan(struct __sk_buff *skb)
-{
-	__u32 off = 12;
-	__u16 proto;
-	__u8 tag[4];
-
-	for (int i = 0; i < 2; i++) {
-		if (bh_load(skb, off, tag, 4, BH_DATA))
-			return 0;
-		proto = tag[0] << 8 | tag[1];
-		if (proto != BH_ETH_P_8021Q && proto != BH_ETH_P_8021AD)
-			return 0;
-		if ((tag[2] & 0x0f) | tag[3])
-			return 1;
-		off += 4;
-	}
-	return 0;
-}
-
-/*
  * Egress of the node's own interfaces and of loopback. Other hooks check IP
  * sockets; only this one sees frames of packet sockets, and what PPPoX sockets send in L2TP.
  *
@@ -318,7 +295,7 @@ int bh_grd_own(struct __sk_buff *skb)
 	if (skb->ifindex == 1)
 		return drop(skb, BH_R_GUARD_INJECTED, id, 0, 0);
 	if (!pod || !(pod->flags & BH_POD_TRUSTED)) {
-		if ((pod && pod->netid && !(pod->flags & BH_POD_UNBOUND)) || names_vlan(skb))
+		if ((pod && pod->netid && !(pod->flags & BH_POD_UNBOUND)) || bh_names_vlan(skb))
 			return drop(skb, BH_R_GUARD_INJECTED, id, pod ? pod->netid : 0, 0);
 	}
 	off = bh_eth(skb, &proto);

@@ -20,25 +20,25 @@ import (
 	"bulkhead/test/native"
 )
 
-// ears record which attempts arrive in network namespaces.
-type ears struct {
-	mu    sync.Mutex
-	heard map[string]map[int]bool // by namespace
-	next  int
+// arrivals record which attempts arrive in network namespaces.
+type arrivals struct {
+	mu       sync.Mutex
+	received map[string]map[int]bool // by namespace
+	next     int
 }
 
-func (e *ears) has(ns string, id int) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.heard[ns][id]
+func (r *arrivals) has(ns string, id int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.received[ns][id]
 }
 
 var errNotReceived = errors.New("not received")
 
 // listen records what the listeners receive in a namespace until the test ends.
-func (e *ears) listen(t *testing.T, ns string, listeners ...attack.Listener) {
+func (r *arrivals) listen(t *testing.T, ns string, listeners ...attack.Listener) {
 	t.Helper()
-	e.heard[ns] = map[int]bool{}
+	r.received[ns] = map[int]bool{}
 	ctx, cancel := context.WithCancel(context.Background())
 	var ended sync.WaitGroup
 	t.Cleanup(func() { cancel(); ended.Wait() })
@@ -47,9 +47,9 @@ func (e *ears) listen(t *testing.T, ns string, listeners ...attack.Listener) {
 		ended.Go(func() {
 			if err := native.InNamespace(ns, func() error {
 				return l.Listen(ctx, func() { close(ready) }, func(id int) {
-					e.mu.Lock()
-					defer e.mu.Unlock()
-					e.heard[ns][id] = true
+					r.mu.Lock()
+					defer r.mu.Unlock()
+					r.received[ns][id] = true
 				})
 			}); err != nil {
 				t.Errorf("listen in %s: %v", ns, err)
@@ -61,14 +61,14 @@ func (e *ears) listen(t *testing.T, ns string, listeners ...attack.Listener) {
 
 // attacks makes attempts in a namespace, none of which may arrive in the victims' namespaces. Each control then arrives in the
 // namespace that it names.
-func (e *ears) attacks(t *testing.T, what, ns string, list []attack.Attempt, victims []string, controls map[string][]attack.Attempt) {
+func (r *arrivals) attacks(t *testing.T, what, ns string, list []attack.Attempt, victims []string, controls map[string][]attack.Attempt) {
 	t.Helper()
 	if len(list) == 0 || len(controls) == 0 {
 		t.Fatalf("%s: %d attempts and controls in %d namespaces prove nothing", what, len(list), len(controls))
 	}
 	send := func(a *attack.Attempt) error {
-		e.next++
-		a.ID = e.next
+		r.next++
+		a.ID = r.next
 		return errors.Join(a.Validate(), native.InNamespace(ns, a.Do))
 	}
 	list = slices.Clone(list)
@@ -81,7 +81,7 @@ func (e *ears) attacks(t *testing.T, what, ns string, list []attack.Attempt, vic
 		for _, c := range all {
 			eventually(t, fmt.Sprintf("%s: %+v arrives in %s", what, c, at), func() error {
 				// An earlier copy may have arrived since.
-				if c.ID > 0 && e.has(at, c.ID) {
+				if c.ID > 0 && r.has(at, c.ID) {
 					return nil
 				}
 				if err := send(&c); err != nil {
@@ -93,7 +93,7 @@ func (e *ears) attacks(t *testing.T, what, ns string, list []attack.Attempt, vic
 	}
 	for _, a := range list {
 		for _, v := range victims {
-			if e.has(v, a.ID) {
+			if r.has(v, a.ID) {
 				t.Errorf("%s reaches %s: %+v", what, v, a)
 			}
 		}
@@ -102,7 +102,7 @@ func (e *ears) attacks(t *testing.T, what, ns string, list []attack.Attempt, vic
 
 // forgedWorld is a node with the pods p and q of the tenant red, p of blue and p of the cluster default network, and a machine outside.
 type forgedWorld struct {
-	*ears
+	*arrivals
 	a                                *zoneUnderTest
 	red, blue                        network.Network
 	nsP, nsQ, nsBlue, nsPlain, nsOut string
@@ -114,7 +114,7 @@ func newForgedWorld(t *testing.T, mode network.GatewayMode) *forgedWorld {
 	_, zones := nativeZones(t)
 	a := zones[0]
 	a.node.Mode = mode
-	w := &forgedWorld{ears: &ears{heard: map[string]map[int]bool{}}, a: a, red: testNetwork(1, "red_net", network.Layer3, network.RolePrimary, "dual"), blue: testNetwork(2, "blue_net", network.Layer2, network.RolePrimary, "dual")}
+	w := &forgedWorld{arrivals: &arrivals{received: map[string]map[int]bool{}}, a: a, red: testNetwork(1, "red_net", network.Layer3, network.RolePrimary, "dual"), blue: testNetwork(2, "blue_net", network.Layer2, network.RolePrimary, "dual")}
 	// No address of one network is one of the other's, so that what arrives was for the victim.
 	w.blue.Subnets[0].CIDR, w.blue.Subnets[1].CIDR = netip.MustParsePrefix("10.30.0.0/24"), netip.MustParsePrefix("fd30::/64")
 	plain := testDefault(true)

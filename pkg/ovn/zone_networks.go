@@ -202,8 +202,8 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 		return nil // an event follows any change that can help
 	case err != nil:
 		z.queue.mark(name, j.units...)
-		if failed, ok := failedUnits(err); ok && !failed[topologyUnit] {
-			z.serveHealth(name, j, func(service string) bool { return failed[serviceUnit(service)] })
+		if failed, ok := failedUnits(err); ok {
+			z.serveHealth(name, j, failed)
 		}
 		if connected && !errors.Is(err, ovsdb.ErrNotConnected) && ctx.Err() == nil {
 			z.failures.setError(name, err)
@@ -212,7 +212,7 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 		} // else the connection failed, not the network
 		return fmt.Errorf("network %s: %w", name, err)
 	}
-	z.serveHealth(name, j, func(string) bool { return false })
+	z.serveHealth(name, j, nil)
 	z.failures.clearError(name)
 	if inUse {
 		z.failures.record(name, id, deletedPrefix+"pods still use it")

@@ -79,6 +79,19 @@ func (s *Server) Set(network string, service Service) {
 	s.set(network, service)
 }
 
+// Lower takes endpoints from a service of a network, or its port: it adds none.
+func (s *Server) Lower(network string, service Service) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o := owner{network, service.Key}
+	switch old, ok := s.services[o]; {
+	case ok && old.Port != service.Port:
+		s.remove(o)
+	case ok && service.Endpoints < old.Endpoints:
+		s.set(network, service)
+	}
+}
+
 // Remove removes a service of a network, if it has it.
 func (s *Server) Remove(network, key string) {
 	s.mu.Lock()

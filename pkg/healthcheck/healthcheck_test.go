@@ -114,6 +114,32 @@ func TestServer(t *testing.T) {
 	eventually(t, ports[0], "closed")
 }
 
+// Lower only takes away.
+func TestLower(t *testing.T) {
+	s := newServer(t, nil)
+	ports := freePorts(t, 2)
+	s.Lower("red", Service{"a/web", ports[0], 2})
+	s.Set("red", Service{"a/shop", ports[1], 2})
+	eventually(t, ports[1], two) // ports are opened in turn
+	if got := check("127.0.0.1", ports[0]); got != "closed" {
+		t.Errorf("a service that was not there: %s", got)
+	}
+	s.Lower("red", Service{"a/shop", ports[1], 3})
+	s.Lower("blue", Service{"a/shop", ports[1], 0})
+	if got := check("127.0.0.1", ports[1]); got != two {
+		t.Errorf("more endpoints, and another network's: %s, want %s", got, two)
+	}
+	s.Lower("red", Service{"a/shop", ports[1], 0})
+	if got := check("127.0.0.1", ports[1]); got != none {
+		t.Errorf("no endpoints: %s, want %s", got, none)
+	}
+	s.Lower("red", Service{"a/shop", ports[0], 2})
+	eventually(t, ports[1], "closed")
+	if got := check("127.0.0.1", ports[0]); got != "closed" {
+		t.Errorf("another port: %s", got)
+	}
+}
+
 // A port that another program has is opened once that program is gone, and others meanwhile.
 func TestPortTaken(t *testing.T) {
 	ports := freePorts(t, 2)

@@ -93,7 +93,7 @@ type balancers struct {
 	// local are where the node redirects packets from outside in local gateway mode, on the
 	// router of the pods.
 	local vips
-	// toHost: an external address has a backend in the node's own network.
+	// toHost: with external traffic policy Local, an endpoint is in the node's own network.
 	toHost bool
 }
 
@@ -171,7 +171,8 @@ func (b *builder) servicePort(lb *balancers, s Service, p ServicePort) {
 	}
 	if s.ExternalLocal {
 		external = local
-		lb.toHost = lb.toHost || slices.ContainsFunc(local, func(a netip.AddrPort) bool { return b.node.HasAddress(a.Addr()) })
+		// Whatever their states are: a change of sources would cut all connections.
+		lb.toHost = lb.toHost || slices.ContainsFunc(p.Endpoints, func(e Endpoint) bool { return e.Node == b.node.Name && b.node.HasAddress(e.Addr.Addr()) })
 	}
 	for _, ip := range b.served(s.ClusterIPs) {
 		vip := netip.AddrPortFrom(ip, p.Port)
@@ -204,6 +205,26 @@ func (b *builder) servicePort(lb *balancers, s Service, p ServicePort) {
 		for _, a := range b.masqueradeManagement() {
 			lb.local.add(netip.AddrPortFrom(a.Addr(), p.NodePort), pods)
 		}
+		b.repliesOfOthers(lb, p, pods)
+	}
+}
+
+// repliesOfOthers keeps the connections of this node's endpoints that get no new ones, besides serving. On a router with a
+// gateway port, as Layer 2 has, northd (25.03) translates back only what backends of a load balancer send. So these
+// endpoints are the backends of an address to which nobody sends.
+func (b *builder) repliesOfOthers(lb *balancers, p ServicePort, serving []netip.AddrPort) {
+	var others []netip.AddrPort
+	for _, e := range p.Endpoints {
+		if e.Node == b.node.Name && !slices.Contains(serving, e.Addr) && !b.node.HasAddress(e.Addr.Addr()) {
+			others = append(others, e.Addr)
+		}
+	}
+	if b.net.Topology != network.Layer2 || len(others) == 0 {
+		return
+	}
+	slices.SortFunc(others, netip.AddrPort.Compare)
+	for _, a := range b.filterFamilies(b.in.Plan.MasqueradeFixed(network.MasqueradeHairpin)) {
+		lb.local.add(netip.AddrPortFrom(a.Addr(), p.NodePort), slices.Compact(others))
 	}
 }
 

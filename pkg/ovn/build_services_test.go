@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -194,5 +195,80 @@ func TestServiceOptions(t *testing.T) {
 	}
 	if s.Affinity = 24 * time.Hour; balancersOf(t, s, nil)["TCP_router"].Options["affinity_timeout"] != "65535" {
 		t.Error("a day's affinity is not cut to OVN's limit")
+	}
+}
+
+// TestHostEndpointInAnyState: with external traffic policy Local, sources and the answers to other networks' pods depend on
+// whether an endpoint is a process of the node, and not on its state: a change would cut the connections of all endpoints.
+func TestHostEndpointInAnyState(t *testing.T) {
+	for host, keepSource := range map[string]bool{
+		"node1 172.18.0.1:8080": false, "-node1 172.18.0.1:8080": false, "!node1 172.18.0.1:8080": false,
+		"node2 172.18.0.2:8080": true, "node1 10.20.0.5:8080": true,
+	} {
+		for _, pod := range []string{"node1 10.20.0.3:8080", "-node1 10.20.0.3:8080"} {
+			s := testService(true)
+			s.Ports = s.Ports[:1]
+			s.Ports[0].Endpoints = endpoints(pod, host)
+			rows, err := BuildUnits(testTenant(7, "blue_net", false), testNode(1, "node1", network.SharedGateway), Inputs{Plan: testPlan(false), Services: []Service{s}}, []Unit{serviceUnit(s.Key())})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var skip string
+			var answers bool
+			for _, r := range rows {
+				switch m := r.Model.(type) {
+				case *nbdb.LoadBalancer:
+					if strings.HasSuffix(m.Name, "_external") {
+						skip = m.Options["skip_snat"]
+					}
+				case *nbdb.LogicalRouterPolicy:
+					answers = answers || strings.Contains(m.Match, "ip4.src == 10.20.0.3")
+				}
+			}
+			if want := strconv.FormatBool(keepSource); skip != want || answers != keepSource {
+				t.Errorf("%s and %s: skip_snat %q, answers to other networks' pods: %t, want %s for both", pod, host, skip, answers, want)
+			}
+		}
+	}
+}
+
+// TestRepliesOfOthers: in local gateway mode, a Layer 2 network's router translates back what endpoints of the node send that
+// get no new connections. Processes of the node and other nodes' endpoints do not pass it.
+func TestRepliesOfOthers(t *testing.T) {
+	const published, unused = "169.254.0.24:30080", "169.254.0.5:30080"
+	for name, c := range map[string]struct {
+		endpoints []string
+		want      map[string]string
+	}{
+		"ready":          {[]string{"node1 10.20.0.3:8080", "node2 10.20.0.4:8080"}, map[string]string{published: "10.20.0.3:8080"}},
+		"terminating":    {[]string{"node1 10.20.0.3:8080", "-node1 10.20.0.4:8080", "-node2 10.20.0.5:8080"}, map[string]string{published: "10.20.0.3:8080", unused: "10.20.0.4:8080"}},
+		"not serving":    {[]string{"node1 10.20.0.3:8080", "!node1 10.20.0.6:8080", "-node1 10.20.0.4:8080"}, map[string]string{published: "10.20.0.3:8080", unused: "10.20.0.4:8080,10.20.0.6:8080"}},
+		"the last":       {[]string{"-node1 10.20.0.3:8080"}, map[string]string{published: "10.20.0.3:8080"}},
+		"none serves":    {[]string{"!node1 10.20.0.3:8080"}, map[string]string{published: "", unused: "10.20.0.3:8080"}},
+		"nodes' own":     {[]string{"node1 10.20.0.3:8080", "-node1 172.18.0.1:8080"}, map[string]string{published: "10.20.0.3:8080"}},
+		"of other nodes": {[]string{"!node2 10.20.0.4:8080"}, map[string]string{published: ""}},
+	} {
+		for _, topology := range []network.Topology{network.Layer2, network.Layer3} {
+			s := testService(true)
+			s.Ports = s.Ports[:1]
+			s.Ports[0].Endpoints = endpoints(c.endpoints...)
+			rows, err := BuildUnits(testNetwork(7, "blue_net", topology, network.RolePrimary, "ipv4"), testNode(1, "node1", network.LocalGateway), Inputs{Plan: testPlan(false), Services: []Service{s}}, []Unit{serviceUnit(s.Key())})
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := maps.Clone(c.want)
+			if topology == network.Layer3 {
+				delete(want, unused) // northd translates back whatever the backends are
+			}
+			var got map[string]string
+			for _, r := range rows {
+				if lb, ok := r.Model.(*nbdb.LoadBalancer); ok && strings.HasSuffix(lb.Name, "_local") {
+					got = lb.Vips
+				}
+			}
+			if !maps.Equal(got, want) {
+				t.Errorf("%s, %s: %v, want %v", name, topology, got, want)
+			}
+		}
 	}
 }

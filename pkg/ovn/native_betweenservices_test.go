@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovs/flows"
@@ -21,6 +22,7 @@ func TestNativeLocalPolicyBetweenNetworks(t *testing.T) {
 	red, blue, plain := withGateways(t, zones)
 	server := nativePod(red, a, "p", 3)
 	serve(t, a.podNamespace("red", "p"), 8080, "red")
+	echoLines(t, a.podNamespace("red", "p"), 8081, "red")
 	const unused = 81 // an endpoint's port that no server uses
 	outside := a.podNamespace("", "outside")
 	external := map[int]netip.Addr{0: netip.MustParseAddr("203.0.113.7"), 1: netip.MustParseAddr("2001:db8:7::7")}
@@ -35,6 +37,8 @@ func TestNativeLocalPolicyBetweenNetworks(t *testing.T) {
 				flows.ServicePort{Protocol: protocol, Port: 80, Addr: external[f], Local: true})
 		}
 		s.Ports = append(s.Ports, ServicePort{Protocol: "udp", Port: unused, NodePort: uint16(30090 + f), Endpoints: []Endpoint{{Addr: netip.AddrPortFrom(server.IPs[f].Addr(), unused), Node: a.node.Name}}})
+		s.Ports = append(s.Ports, ServicePort{Protocol: "tcp", Port: 82, NodePort: uint16(30082 + f), Endpoints: []Endpoint{{Addr: netip.AddrPortFrom(server.IPs[f].Addr(), 8081), Node: a.node.Name}}})
+		ports = append(ports, flows.ServicePort{Protocol: "tcp", Port: uint16(30082 + f), Local: true})
 		services = append(services, s)
 	}
 	in := nativeNetwork{red, [2][]PodPort{{server}, {}}}.inputs(zones, 0)
@@ -70,6 +74,28 @@ func TestNativeLocalPolicyBetweenNetworks(t *testing.T) {
 				if answer, err := exchange(a.podNamespace("red", "p"), from, at, "question"); (err == nil && answer == "question") != want {
 					t.Errorf("from port %d to %s: answer %q, want one: %t: %v", from, at, answer, want, err)
 				}
+			}
+		}
+	}
+	// Connections go on when the endpoint terminates, and when it serves no more.
+	var open []*conversation
+	for f := range 2 {
+		for _, from := range []string{"blue", "plain"} {
+			c := serviceClient{fmt.Sprintf("%s's pod to red's node port, %d", from, f), a.podNamespace(from, "p"), netip.AddrPortFrom(a.node.Addresses[f].Addr(), uint16(30082+f))}
+			open = append(open, converse(t, c, "red"))
+		}
+	}
+	for _, state := range []EndpointState{EndpointTerminating, EndpointNotServing} {
+		for _, s := range in.Services {
+			for _, p := range s.Ports {
+				p.Endpoints[0].State = state
+			}
+		}
+		converge(t, a.nb, red, a.node, in)
+		a.sync()
+		for _, c := range open {
+			if err := c.ask("red", 10*time.Second); err != nil {
+				t.Errorf("the endpoint's state is %d: %v", state, err)
 			}
 		}
 	}

@@ -146,7 +146,7 @@ func sliceEndpoints(slice *discoveryv1.EndpointSlice, port uint16) []Endpoint {
 		switch {
 		case e.Conditions.Ready == nil || *e.Conditions.Ready:
 			state = EndpointReady
-		case isTrue(e.Conditions.Serving) && isTrue(e.Conditions.Terminating):
+		case (e.Conditions.Serving == nil || *e.Conditions.Serving) && e.Conditions.Terminating != nil && *e.Conditions.Terminating:
 			state = EndpointTerminating
 		}
 		// An endpoint's other addresses are the same endpoint.
@@ -156,8 +156,6 @@ func sliceEndpoints(slice *discoveryv1.EndpointSlice, port uint16) []Endpoint {
 	}
 	return out
 }
-
-func isTrue(b *bool) bool { return b != nil && *b }
 
 func str(s *string) string {
 	if s == nil {

@@ -87,6 +87,7 @@ type Zone struct {
 	initial     map[string]struct{}          // UIDs of the pods of the informer's first list
 	pending     map[string]struct{}          // networks not yet tried since the start, and keyCleanup
 	keptPorts   map[string]keptPorts         // by pod: undesired ports, kept because the pod runs
+	withoutNAD  map[string]string            // by deleted NAD: the network on which other nodes' pods keep their ports
 	audited     string                       // the network that was audited last
 	// unconfirmed are, by network, the operations that the last audit found necessary and did not
 	// apply yet.
@@ -141,7 +142,7 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 		queueMetrics: queues, podQueue: process.NewQueue[string]("pods", queues), queue: newUnitQueue(queues),
 		nadIndex: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, advertised: map[string]network.Network{}, pods: map[string]*podState{}, served: map[string]string{}, lastReports: map[string]lastReport{},
 		namespaces: map[string]bool{}, services: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}),
-		defaultOnly: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, keptPorts: map[string]keptPorts{}, unconfirmed: map[string]map[string]struct{}{},
+		defaultOnly: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, keptPorts: map[string]keptPorts{}, withoutNAD: map[string]string{}, unconfirmed: map[string]map[string]struct{}{},
 	}
 	z.failures = newFailureReport(cfg.Kubernetes.NodeName, k, z.log, z.metrics.failing, func() { z.queue.Add(keyFailures) })
 	z.addresses = newPodAddresses(z.log, func(pods []string) {

@@ -20,32 +20,50 @@ const reasonHealthPort = "HealthCheckPortNotServed"
 type healthChecks interface {
 	Replace(network string, services []healthcheck.Service, keep func(key string) bool)
 	Set(network string, service healthcheck.Service)
+	Lower(network string, service healthcheck.Service)
 	Remove(network, key string)
 	Run(ctx context.Context)
 }
 
 // serveHealth serves the health checks of the services whose rows a job has written: load balancers
-// outside the cluster send nothing to a node before OVN knows the endpoints. failed reports whether a
-// service's rows could not be written.
-func (z *Zone) serveHealth(name string, j job, failed func(service string) bool) {
+// outside the cluster send nothing to a node before OVN knows the endpoints. failed are the units of which a row
+// could not be written. If the topology is among them, the node may not lead packets to the services: endpoints and
+// ports that are gone are taken away, and none are added.
+func (z *Zone) serveHealth(name string, j job, failed map[Unit]bool) {
 	var services []healthcheck.Service
 	for _, s := range j.in.Services {
 		if s.HealthPort != 0 {
 			services = append(services, healthcheck.Service{Key: s.Key(), Port: s.HealthPort, Endpoints: s.reachedOn(j.node)})
 		}
 	}
-	if !j.known || j.units == nil {
-		z.health.Replace(name, services, failed)
+	kept := func(service string) bool { return failed[serviceUnit(service)] }
+	of := func(key string) int {
+		return slices.IndexFunc(services, func(s healthcheck.Service) bool { return s.Key == key })
+	}
+	whole, set := !j.known || j.units == nil, z.health.Set
+	if failed[topologyUnit] {
+		set = z.health.Lower
+	}
+	switch {
+	case whole && failed[topologyUnit]:
+		z.health.Replace(name, nil, func(service string) bool { return kept(service) || of(service) >= 0 })
+		for _, s := range services {
+			if !kept(s.Key) {
+				set(name, s)
+			}
+		}
+		return
+	case whole:
+		z.health.Replace(name, services, kept)
 		return
 	}
 	for _, u := range j.units {
-		at := slices.IndexFunc(services, func(s healthcheck.Service) bool { return s.Key == u.Name })
-		switch {
-		case u.Kind != KindService || failed(u.Name):
+		switch at := of(u.Name); {
+		case u.Kind != KindService || kept(u.Name):
 		case at < 0:
 			z.health.Remove(name, u.Name)
 		default:
-			z.health.Set(name, services[at])
+			set(name, services[at])
 		}
 	}
 }

@@ -45,6 +45,19 @@ func (f *fakeHealth) Set(network string, s healthcheck.Service) {
 	f.served[network+" "+s.Key] = fmt.Sprintf("%d: %d", s.Port, s.Endpoints)
 }
 
+func (f *fakeHealth) Lower(network string, s healthcheck.Service) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var port uint16
+	var endpoints int
+	switch n, _ := fmt.Sscanf(f.served[network+" "+s.Key], "%d: %d", &port, &endpoints); {
+	case n == 2 && port != s.Port:
+		delete(f.served, network+" "+s.Key)
+	case n == 2:
+		f.served[network+" "+s.Key] = fmt.Sprintf("%d: %d", port, min(endpoints, s.Endpoints))
+	}
+}
+
 func (f *fakeHealth) Remove(network, key string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -95,6 +108,29 @@ func TestZoneHealth(t *testing.T) {
 		want("without it", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 1"})
 		env.failRows("")
 		want("with rows that do not", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 0"})
+
+		// While a row of the network's topology cannot be written, what is gone is taken away, and nothing is added.
+		for _, whole := range []bool{false, true} {
+			env.service("red", "shop", 0, local(32003), "10.96.0.6")
+			env.endpoints("red", "shop", redNet, "10.10.0.3")
+			want("red/shop again", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 0", redNet + " red/shop": "32003: 1"})
+			const confine = "red_net_ovn_cluster_router confine ip4"
+			row, ok := env.row(confine)
+			if !ok {
+				t.Fatal("no row " + confine)
+			}
+			env.must(env.nb.Fake.Apply(context.Background(), []Op{{Verb: Delete, Row: row}}))
+			env.failRows(confine)
+			env.zone.onRowChanged(redNet, topologyUnit, whole)
+			env.endpoints("red", "web", redNet, "10.10.0.3")
+			env.endpoints("red", "shop", redNet)
+			want("without the row", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 0", redNet + " red/shop": "32003: 0"})
+			env.must(env.kube.CoreV1().Services("red").Delete(context.Background(), "shop", metav1.DeleteOptions{}))
+			want("and a service less", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 0"})
+			env.failRows("")
+			want("with the row", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 1"})
+			env.endpoints("red", "web", redNet)
+		}
 
 		env.endpoints("plain", "web", "", "10.244.0.9")
 		want("one endpoint less", map[string]string{"default plain/web": "32000: 1", redNet + " red/web": "32001: 0"})

@@ -139,8 +139,12 @@ func (z *Zone) enqueueRemotePod(pod *corev1.Pod) {
 		return
 	}
 	for _, key := range network.PodNADs(pod.Annotations[network.AnnotationPodNetworks]) {
-		if nad, ok := z.nadIndex.NAD(key); ok && nad.Network.Name != "" {
-			z.queue.AddUnits(nad.Network.Name, remoteUnit(pod.Namespace+"/"+pod.Name))
+		name := z.withoutNAD[key]
+		if nad, ok := z.nadIndex.NAD(key); ok {
+			name = nad.Network.Name
+		}
+		if name != "" {
+			z.queue.AddUnits(name, remoteUnit(pod.Namespace+"/"+pod.Name))
 		}
 	}
 }
@@ -220,22 +224,39 @@ func (z *Zone) addRemotePods(j *job, pods []string) {
 }
 
 // unknownPodRows returns the rows of have that belong to other nodes' pods, of which
-// the node lacks facts or the NAD was deleted.
-func (z *Zone) unknownPodRows(j job, have State) State {
+// the node lacks facts or the NAD was deleted. When such a pod ends, nothing but withoutNAD says on which network it was.
+func (z *Zone) unknownPodRows(name string, unknownPods map[Unit]struct{}, have State) State {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(have), func(r Row) bool {
+	var out State
+	for _, r := range have {
 		_, u := parseUnitMark(r.Unit)
 		if u.Kind != KindRemote {
-			return true
+			continue
 		}
-		_, unknown := j.unknownPods[u]
-		_, hasNAD := z.nadIndex.NAD(network.NADOf(externalIDs(r.Model)[markNAD]))
+		_, unknown := unknownPods[u]
+		nad := network.NADOf(externalIDs(r.Model)[markNAD])
+		_, hasNAD := z.nadIndex.NAD(nad)
 		obj, ok, err := z.remotePods.GetByKey(u.Name)
 		pod, isPod := obj.(*corev1.Pod)
 		runs := err == nil && ok && isPod && !needsNoNetwork(pod)
-		return !unknown && (hasNAD || !runs)
+		if !hasNAD && runs {
+			z.withoutNAD[nad] = name
+		}
+		if unknown || !hasNAD && runs {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// endedRemoteRows returns the rows of a deleted network that belong to other nodes' pods which have ended.
+func (z *Zone) endedRemoteRows(name string, have State) State {
+	remote := slices.DeleteFunc(slices.Clone(have), func(r Row) bool {
+		_, u := parseUnitMark(r.Unit)
+		return u.Kind != KindRemote
 	})
+	return missing(remote, z.unknownPodRows(name, nil, remote))
 }
 
 // trimRemotePod keeps what remote ports are built from.

@@ -244,3 +244,57 @@ func TestZoneRemotePods(t *testing.T) {
 		env.waitUntil("port gone", func() bool { return !env.has(port) })
 	})
 }
+
+// While pods keep a network whose NAD was deleted, other nodes' pods there lose their ports when they end, and not only at
+// the next audit: a zone that has seen the NAD, and one that has not.
+func TestZoneRemotePodsOfDeletedNAD(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.node(2, true)
+		env.run()
+		env.nadOf("plain", "l2", 5, network.NetConf{Name: "plain_l2", Topology: "layer2", Role: "secondary", Subnets: "10.50.0.0/16"})
+		for i, name := range []string{"first", "second", "third"} {
+			env.remotePod("node2", "plain", name, fmt.Sprintf(`{"plain/l2":%s}`, layer2Entry(fmt.Sprintf("10.50.0.%d", i+4), fmt.Sprintf("0a:58:0a:32:00:0%d", i+4), i+12)))
+			env.waitForRow("plain.l2_plain_" + name)
+		}
+		env.pod("plain", "near", requests("l2"))
+		env.waitUntil("default network", func() bool { return len(env.networks("plain", "near")) == 1 })
+		env.setNetworks("plain", "near", func(n network.PodNetworks) {
+			n["plain/l2"] = entry(t, layer2Entry("10.50.0.3", "0a:58:0a:32:00:03", 11))
+		})
+		env.waitForRow("plain.l2_plain_near")
+		env.setRunning("plain", "near")
+		env.must(env.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions("plain").Delete(context.Background(), "l2", metav1.DeleteOptions{}))
+		env.settle()
+		expect := func(when string, first, second, third bool) {
+			t.Helper()
+			for name, want := range map[string]bool{"first": first, "second": second, "third": third, "near": true} {
+				if got := env.has("plain.l2_plain_" + name); got != want {
+					t.Errorf("%s: port of %s: %t, want %t", when, name, got, want)
+				}
+			}
+		}
+		gone := func(name string) {
+			t.Helper()
+			env.waitUntil("port of "+name+" gone", func() bool { return !env.has("plain.l2_plain_" + name) })
+		}
+		expect("without a NAD", true, true, true)
+		env.deletePod("plain", "first")
+		gone("first") // if an audit removed it, the end of the test fails
+		expect("the first pod is deleted", false, true, true)
+		env.run()
+		env.settle()
+		expect("after a restart", false, true, true)
+		env.deletePod("plain", "second")
+		gone("second")
+		expect("the second pod is deleted", false, false, true)
+		env.deletePod("plain", "near")
+		env.waitUntil("network gone", func() bool { return !env.has("plain.l2_plain_third") && !env.has("plain_l2_ovn_layer2_switch") })
+		env.zone.mu.Lock()
+		defer env.zone.mu.Unlock()
+		if len(env.zone.withoutNAD) > 0 {
+			t.Errorf("the zone remembers NADs of a network that is gone: %v", env.zone.withoutNAD)
+		}
+	})
+}

@@ -202,8 +202,8 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 		return nil // an event follows any change that can help
 	case err != nil:
 		z.queue.mark(name, j.units...)
-		if failed, ok := failedUnits(err); ok && !failed[topologyUnit] {
-			z.serveHealth(name, j, func(service string) bool { return failed[serviceUnit(service)] })
+		if failed, ok := failedUnits(err); ok {
+			z.serveHealth(name, j, failed)
 		}
 		if connected && !errors.Is(err, ovsdb.ErrNotConnected) && ctx.Err() == nil {
 			z.failures.setError(name, err)
@@ -212,7 +212,7 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 		} // else the connection failed, not the network
 		return fmt.Errorf("network %s: %w", name, err)
 	}
-	z.serveHealth(name, j, func(string) bool { return false })
+	z.serveHealth(name, j, nil)
 	z.failures.clearError(name)
 	if inUse {
 		z.failures.record(name, id, deletedPrefix+"pods still use it")
@@ -288,7 +288,7 @@ func (z *Zone) operations(ctx context.Context, name string, j job) ([]Op, error)
 	if err != nil {
 		return nil, permanentError{err}
 	}
-	want = slices.Concat(want, z.runningPodPorts(name, want, have), unknownPeerRows(j, want, have), z.unknownPodRows(j, have))
+	want = slices.Concat(want, z.runningPodPorts(name, want, have), unknownPeerRows(j, want, have), z.unknownPodRows(name, j.unknownPods, have))
 	unmarked, err := z.nb.Lookup(ctx, missing(want, have)) // somebody may have changed a row's marks
 	if err != nil {
 		return nil, err
@@ -316,7 +316,7 @@ func (z *Zone) remove(ctx context.Context, name string) (id int, inUse bool, err
 	id = networkIDOfRows(have)
 	if ports := z.runningPodPorts(name, nil, have); len(ports) > 0 {
 		z.log.Info("deleted network is kept until its pods are gone", "network", name, "ports", len(ports))
-		return id, true, nil
+		return id, true, z.apply(ctx, name, Diff(nil, z.endedRemoteRows(name, have)))
 	}
 	if err := z.apply(ctx, name, Diff(nil, have)); err != nil {
 		return id, false, err
@@ -326,6 +326,7 @@ func (z *Zone) remove(ctx context.Context, name string) (id int, inUse bool, err
 	if st := z.state(name); len(st.pods) == 0 {
 		delete(z.nets, name)
 		delete(z.unconfirmed, name)
+		maps.DeleteFunc(z.withoutNAD, func(_, on string) bool { return on == name })
 		z.addresses.forget(name)
 		z.updateAdvertised(name)
 	}

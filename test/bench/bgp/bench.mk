@@ -9,7 +9,7 @@ bench-bgp: lab-deps lab-bin ## learned routes on real OVN, RouteAdvertisements o
 	CGO_ENABLED=0 go build -o bin/bench-bgp ./test/bench/bgp
 	CGO_ENABLED=0 go build -o bin/bench-zone ./test/bench/zone
 	missed=0; \
-	env $$(bin/lab env) unshare -n bin/bench-zone -sizes=0 -wide=0 -remote-pods=0 -flows=false -routes=$${BENCH_ROUTES:-1000,10000} || missed=1; \
+	env $$(bin/lab env) unshare -n bin/bench-zone -sizes=0 -empty=0 -wide=0 -remote-pods=0 -flows=false -routes=$${BENCH_ROUTES:-1000,10000} || missed=1; \
 	env $$(bin/lab env) bin/bench-bgp $(BENCH_FLAGS) || missed=1; \
 	go run ./test/e2e/cmd/demo -run 'throughput of pods' $(if $(ATTACH),-attach) || missed=1; \
 	exit $$missed

@@ -28,6 +28,7 @@ type options struct {
 	wide       int
 	wideNodes  int
 	remotePods int
+	empty      int
 	flows      bool
 	routes     []int
 	controller string
@@ -43,6 +44,7 @@ func main() {
 	flag.IntVar(&o.wide, "wide", 500, "networks without pods on many nodes; 0 skips it")
 	flag.IntVar(&o.wideNodes, "wide-nodes", 100, "nodes of those networks")
 	flag.IntVar(&o.remotePods, "remote-pods", 100, "pods of one Layer2 network on each of as many nodes; 0 skips it")
+	flag.IntVar(&o.empty, "empty", 500, "empty Layer3 networks on one node, of which OVN's memory is compared with the first rows'; 0 skips them")
 	flag.BoolVar(&o.flows, "flows", true, "count OpenFlow flows by topology, without and with peers")
 	flag.StringVar(&o.controller, "controller", "bin/controller", "the controller's binary")
 	flag.Parse()
@@ -94,6 +96,7 @@ func run(ctx context.Context, o options) error {
 // measured is all that was measured; what was skipped is nil.
 type measured struct {
 	sizes        []*result
+	empty        *result
 	wide, remote *result
 	flows        []flowCount
 	learned      []learned
@@ -111,6 +114,11 @@ func measureAll(ctx context.Context, o options) (m measured, err error) {
 	}
 	if o.flows {
 		if m.flows, err = countFlows(ctx, o); err != nil {
+			return m, err
+		}
+	}
+	if o.empty > 0 {
+		if m.empty, err = runShape(ctx, o, shape{networks: o.empty, nodes: 1, topology: network.Layer3}); err != nil {
 			return m, err
 		}
 	}

@@ -88,6 +88,10 @@ func undoFerry(ctx context.Context, w *World) error {
 	return w.mapPhysical(ctx, ferryPhysical, false)
 }
 
+// longestLoss is how long packets to a virtual machine that migrates may be lost, besides what the machine that runs the lab
+// delays packets.
+const longestLoss = time.Second
+
 // liveMigration has two pods play the source and the target of a virtual machine's live
 // migration, as KubeVirt annotates them. Pods on both nodes talk to the virtual machine's
 // addresses: one of the two pods answers at any time, and the other reaches nobody.
@@ -112,12 +116,13 @@ func liveMigration(ctx context.Context, w *World) (string, error) {
 	if err := w.onlyActive(ctx, source, target, peers); err != nil {
 		return "", fmt.Errorf("before the handover: %w", err)
 	}
-	// From the source's node on the Layer 2 network, from the target's on the Localnet.
+	// From the source's node on the Layer 2 network, from the target's on the Localnet. The third is between pods that stay,
+	// and shows how slow the lab is.
 	var watches []*watch
 	for _, s := range []struct {
 		from *pod
 		to   netip.Addr
-	}{{near, source.On["net"][0]}, {far, source.On["pier"][len(source.On["pier"])-1]}} {
+	}{{near, source.On["net"][0]}, {far, source.On["pier"][len(source.On["pier"])-1]}, {near, far.On["net"][0]}} {
 		traffic, err := w.watch(ctx, s.from, "--ping", s.to.String())
 		if err != nil {
 			return "", err
@@ -134,17 +139,9 @@ func liveMigration(ctx context.Context, w *World) (string, error) {
 		return "", fmt.Errorf("after the handover: %w", err)
 	}
 	took := time.Since(begin)
-	var outages []string
-	for i, traffic := range watches {
-		topology := []string{"Layer 2", "Localnet"}[i]
-		r, err := traffic.result(ctx)
-		if err == nil {
-			err = r.pingsError()
-		}
-		if err != nil {
-			return "", fmt.Errorf("%s: %w", topology, err)
-		}
-		outages = append(outages, fmt.Sprintf("%s: %d of %d pings lost", topology, len(r.Lost), r.Sent))
+	outages, err := handoverLosses(ctx, watches)
+	if err != nil {
+		return "", err
 	}
 	if err := w.onlyActive(ctx, target, source, peers); err != nil {
 		return "", fmt.Errorf("after the handover: %w", err)
@@ -162,7 +159,39 @@ func liveMigration(ctx context.Context, w *World) (string, error) {
 	if err := each(peers, func(from *pod) error { return w.answeredBy(ctx, from, target) }); err != nil {
 		return "", fmt.Errorf("without the source: %w", err)
 	}
-	return fmt.Sprintf("%s; all answers moved within %.1f s; lease %s", strings.Join(outages, "; "), took.Seconds(), lease), nil
+	return fmt.Sprintf("%s; all answers moved within %.1f s; lease %s", outages, took.Seconds(), lease), nil
+}
+
+// handoverLosses ends the traffic to the virtual machine, on Layer 2 and Localnet, and that between pods that stay. It returns
+// what was lost, and an error if pings were answered twice, or lost for too long.
+func handoverLosses(ctx context.Context, watches []*watch) (string, error) {
+	names := []string{"Layer 2", "Localnet", "pods that stay"}
+	results := make([]watched, len(watches))
+	var errs []error
+	for i, traffic := range watches {
+		r, err := traffic.result(ctx)
+		if err == nil {
+			err = r.pingsError()
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", names[i], err))
+		}
+		results[i] = r
+	}
+	stay := results[len(results)-1]
+	allowed := longestLoss + time.Duration(max(stay.SlowestMillis, stay.LongestLossMillis))*time.Millisecond
+	var outages []string
+	for i, r := range results {
+		outages = append(outages, fmt.Sprintf("%s: %d of %d pings lost, at once for %d ms, slowest %d ms, %d answered twice", names[i], len(r.Lost), r.Sent, r.LongestLossMillis, r.SlowestMillis, r.Duplicates))
+		if lost := time.Duration(r.LongestLossMillis) * time.Millisecond; lost > allowed {
+			errs = append(errs, fmt.Errorf("%s: all pings were lost for %s, want at most %s", names[i], lost, allowed))
+		}
+	}
+	text := strings.Join(outages, "; ")
+	if err := errors.Join(errs...); err != nil {
+		return "", fmt.Errorf("%s: %w", text, err)
+	}
+	return text, nil
 }
 
 // vmTargets are the virtual machine's addresses on both networks.

@@ -16,6 +16,7 @@ type watch struct{ *stream }
 type watched struct {
 	Sent                   int
 	Lost                   []int // sequence numbers
+	LongestLossMillis      int64 // the longest time in which all pings were lost
 	Duplicates             int   // replies to a ping beyond the first
 	SendError              string
 	SlowestMillis          int64

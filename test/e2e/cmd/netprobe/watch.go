@@ -23,6 +23,8 @@ import (
 type watchResult struct {
 	Sent int   `json:"sent"`
 	Lost []int `json:"lost"`
+	// LongestLossMS is the longest time in which all pings were lost.
+	LongestLossMS int64 `json:"longestLossMillis"`
 	// Duplicates are replies to a ping beyond the first.
 	Duplicates int    `json:"duplicates"`
 	SendError  string `json:"sendError,omitempty"`
@@ -142,6 +144,7 @@ func watchPing(ctx context.Context, addr string, every, late time.Duration, flow
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	sent := 0
+	var times []time.Time // of the pings that count
 	for running := true; running; {
 		select {
 		case <-flows:
@@ -149,6 +152,9 @@ func watchPing(ctx context.Context, addr string, every, late time.Duration, flow
 			first, flows = sent, nil
 			mu.Unlock()
 		default:
+		}
+		if flows == nil {
+			times = append(times, time.Now())
 		}
 		if err := p.send(sent & 0xffff); err != nil {
 			out.SendError = err.Error()
@@ -184,7 +190,26 @@ func watchPing(ctx context.Context, addr string, every, late time.Duration, flow
 	p.conn.Close()
 	<-done
 	out.Sent, out.Lost = max(min(sent, 65536)-first, 0), lost()
+	out.LongestLossMS = longestLoss(times, first, out.Lost, every).Milliseconds()
 	return nil
+}
+
+// longestLoss returns the longest time in which all pings were lost: from the first of them until the next ping that was
+// answered, or until that would have been sent. times are when pings were sent, from the sequence number first on.
+func longestLoss(times []time.Time, first int, lost []int, every time.Duration) (longest time.Duration) {
+	for i := 0; i < len(lost); {
+		end := i + 1
+		for end < len(lost) && lost[end] == lost[end-1]+1 {
+			end++
+		}
+		begun, last := times[lost[i]-first], lost[end-1]-first
+		until := times[last].Add(every)
+		if last+1 < len(times) {
+			until = times[last+1]
+		}
+		longest, i = max(longest, until.Sub(begun)), end
+	}
+	return longest
 }
 
 // stillFlows is how long after the end of ctx a line has to come, so that it was not waiting to be read.

@@ -45,7 +45,7 @@ func TestWatchPing(t *testing.T) {
 			if err := watchPing(ctx, c.addr, time.Millisecond, c.late, flows, answered, func() {}, &out); err != nil {
 				t.Fatal(err)
 			}
-			if want := map[bool]int{false: 0, true: out.Sent}[c.lost]; len(out.Lost) != want || out.Sent == 0 || out.SendError != "" {
+			if want := map[bool]int{false: 0, true: out.Sent}[c.lost]; len(out.Lost) != want || out.Sent == 0 || out.SendError != "" || (out.LongestLossMS > 0) != c.lost {
 				t.Errorf("%+v", out)
 			}
 		})
@@ -107,6 +107,25 @@ func TestWatchStream(t *testing.T) {
 		watchStream(ctx, l.Addr().String(), 100*time.Millisecond, sync.OnceFunc(func() { close(begun) }), &out)
 		if got := strings.Contains(out.Stream, "no line for"); got != stalls || !stalls && (out.Stream != "" || out.Lines < 10) || stalls && out.LongestMS < 500 {
 			t.Errorf("stalls %t: %+v", stalls, out)
+		}
+	}
+}
+
+func TestLongestLoss(t *testing.T) {
+	const first, every = 7, 20 * time.Millisecond
+	var times []time.Time
+	for _, ms := range []int{0, 20, 40, 60, 900, 920, 940} { // the sender stalls once
+		times = append(times, time.UnixMilli(int64(ms)))
+	}
+	for _, c := range []struct {
+		lost []int
+		want time.Duration
+	}{
+		{nil, 0}, {[]int{7}, every}, {[]int{8, 9}, 2 * every}, {[]int{7, 9, 12}, every}, {[]int{10}, 840 * time.Millisecond},
+		{[]int{7, 9, 10}, 860 * time.Millisecond}, {[]int{12, 13}, 2 * every}, {[]int{13}, every}, {[]int{7, 8, 9, 10, 11, 12, 13}, 960 * time.Millisecond},
+	} {
+		if got := longestLoss(times, first, c.lost, every); got != c.want {
+			t.Errorf("lost %v: %s, want %s", c.lost, got, c.want)
 		}
 	}
 }

@@ -59,6 +59,7 @@ func TestHostNetworkPodsPolicy(t *testing.T) {
 		capability = "may not add the capabilities"
 		netRaw     = "must drop NET_RAW"
 		processes  = "may not see the node's processes"
+		letters    = "The names of capabilities consist of the letters A to Z"
 		hostPath   = "may not mount directories of the node"
 	)
 	hostPID := with(true, dropping("ALL"))
@@ -96,6 +97,9 @@ func TestHostNetworkPodsPolicy(t *testing.T) {
 		{"added back", tenant, with(true, adding("NET_RAW")), capability},
 		{"added back with the prefix", tenant, with(true, adding("CAP_NET_RAW")), capability},
 		{"added in lower case", tenant, with(true, adding("net_admin")), capability},
+		{"added with letters that become S and I in upper case", tenant, with(true, adding("\u017fYS_ADMIN")), letters},
+		{"added with one such letter", tenant, with(true, adding("CHOWN", "cap_net_adm\u0131n")), letters},
+		{"added with a space", tenant, with(true, adding("SYS_ADMIN ")), letters},
 		{"all added", tenant, with(true, adding("ALL")), capability},
 		{"eBPF added", tenant, with(true, adding("BPF")), capability},
 		{"added in a sidecar", tenant, sidecar, capability},
@@ -130,6 +134,7 @@ func TestHostNetworkPodsPolicy(t *testing.T) {
 			"with the defaults": {nil, netRaw},
 			"privileged":        {rooted, privileged},
 			"with NET_ADMIN":    {adding("NET_ADMIN"), capability},
+			"with a long s":     {adding("\u017fYS_ADMIN"), letters},
 			"without NET_RAW":   {dropping("NET_RAW"), ""},
 		} {
 			t.Run(name, func(t *testing.T) {

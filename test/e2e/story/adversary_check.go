@@ -101,7 +101,6 @@ func (a *attackSetup) table(ctx context.Context) (figures string, err error) {
 	if len(forged.attacks) > 0 {
 		parts = append(parts, forged)
 	}
-	defer func() { err = errors.Join(err, a.removeBeside(context.WithoutCancel(ctx))) }()
 	more, stopMore, err := a.forged(ctx, m)
 	defer stopMore()
 	if err != nil {

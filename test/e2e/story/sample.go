@@ -45,7 +45,6 @@ var (
 	groupDNS          = &group{name: "DNS and the API server's service", cost: 2 * time.Minute, demo: true}
 	groupOpenPorts    = &group{name: "open ports", cost: time.Minute, once: true}
 	groupEgress       = &group{name: "the way out", cost: 2 * time.Minute, demo: true}
-	groupOutside      = &group{name: "a host outside", cost: 3 * time.Minute}
 	groupHostNetwork  = &group{name: "host-network pods", cost: 4 * time.Minute, demo: true}
 	groupDiagnosis    = &group{name: "diagnosis", cost: 2 * time.Minute, demo: true}
 	groupBadInput     = &group{name: "bad networks, and what kubectl shows", cost: 2 * time.Minute, once: true, demo: true}

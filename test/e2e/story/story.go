@@ -72,7 +72,7 @@ type Result struct {
 func Checks() []Check {
 	var all []Check
 	for _, chapter := range [][]Check{
-		clusterChecks(), networkChecks(), reachChecks(), layer2Checks(), secondaryChecks(), multusChecks(), migrationChecks(), serviceChecks(), ingressChecks(), sctpChecks(), gatewayChecks(), healthChecks(), hostPortChecks(), bgpChecks(), isolationChecks(), outsideChecks(), probeChecks(), openPortChecks(),
+		clusterChecks(), networkChecks(), reachChecks(), layer2Checks(), secondaryChecks(), multusChecks(), migrationChecks(), serviceChecks(), ingressChecks(), sctpChecks(), gatewayChecks(), healthChecks(), hostPortChecks(), bgpChecks(), isolationChecks(), probeChecks(), openPortChecks(),
 		hostNetworkChecks(), hostServiceChecks(), adversaryChecks(), inspectChecks(), kubectlChecks(), badInputChecks(), faultChecks(), faultPointChecks(), masqueradeChecks(), removalChecks(),
 	} {
 		all = append(all, chapter...)

@@ -3,12 +3,14 @@
 package ovn
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"bulkhead/pkg/network"
 )
@@ -155,4 +157,42 @@ func TestZoneHostPortMoves(t *testing.T) {
 	w.connect(4, at("172.18.0.9"))
 	w.expect("an older pod that takes a younger one's port", 4, 5)
 	w.expectTaken(5, 1)
+}
+
+// Host ports move, too, on a network whose addresses the cluster controller allocates.
+func TestZoneHostPortMovesLayer2(t *testing.T) {
+	env := newZoneEnv(t)
+	env.nadOf("red", "net", 2, network.NetConf{Name: "red_net", Topology: "layer2", Role: "primary", Subnets: "10.50.0.0/16"})
+	nad, err := env.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions("red").Get(context.Background(), "net", metav1.GetOptions{})
+	env.must(err)
+	z := env.newZone()
+	w := hostPortWorld{z, t}
+	w.setNode(testNode(1, "node1", network.SharedGateway))
+	none := func(any) ([]string, error) { return nil, nil }
+	z.podStore = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: none, indexSelected: none, indexMAC: none})
+	z.remotePods = cache.NewIndexer(cache.MetaNamespaceKeyFunc, remotePodIndexers)
+	z.nadChanged(nil, nad)
+	z.synced, z.restored = true, true
+	connect := func(n int, hostIP string) {
+		key := "red/" + name(n)
+		z.pods[key] = &podState{ports: map[string]attachment{}}
+		z.updateClusterPorts(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "red", Name: name(n), CreationTimestamp: metav1.Unix(int64(n), 0),
+			Annotations: map[string]string{network.AnnotationPodNetworks: `{"red/net":` + layer2Entry("10.50.0.3", "0a:58:0a:32:00:03", 11) + `}`}},
+			Spec:   corev1.PodSpec{Containers: []corev1.Container{{Ports: []corev1.ContainerPort{{ContainerPort: 80, HostPort: 80, HostIP: hostIP}}}}},
+			Status: corev1.PodStatus{Phase: corev1.PodRunning}}, z.pods[key])
+	}
+	expect := func(what string, taken int) {
+		t.Helper()
+		units, _, _ := z.queue.take("red_net")
+		ports := z.portsOn(z.state("red_net").net, "red/"+name(1))
+		if !slices.Contains(units, podUnit("red/"+name(1))) || len(ports) != 1 || len(ports[0].TakenHostPorts) != taken {
+			t.Errorf("%s: %v is enqueued, and the younger one's ports are %v, want one, of which others have %d host ports", what, units, ports, taken)
+		}
+	}
+	connect(1, "")
+	expect("the younger one alone", 0)
+	connect(0, "0.0.0.0")
+	expect("the older one is connected", 1)
+	z.releasePod("red/" + name(0))
+	expect("the older one is gone", 0)
 }

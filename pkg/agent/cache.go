@@ -25,8 +25,9 @@ type Cache struct {
 	networks    map[int]map[string]network.Network // id → name → network; two while an id moves between networks
 	localnets   map[string]network.Network         // Localnet networks, by name
 	namespaces  map[string]Namespace
-	pods        map[string]Pod                 // of this node, by namespace/name
-	podsByNS    map[string]map[string]struct{} // namespace → keys of pods
+	pods        map[string]Pod                       // of this node, by namespace/name
+	podsByNS    map[string]map[string]struct{}       // namespace → keys of pods
+	loopback    map[loopbackPort]map[string]struct{} // host ports at loopback addresses → keys of pods
 	services    serviceIndex
 	removing    map[int]bool // deleted networks whose kernel state remains
 	nodeID      int
@@ -43,7 +44,7 @@ type Namespace struct {
 func NewCache() *Cache {
 	return &Cache{
 		nads: network.NewNADIndex(), foreign: map[string]struct{}{}, ids: map[string]int{}, networks: map[int]map[string]network.Network{}, localnets: map[string]network.Network{},
-		namespaces: map[string]Namespace{}, pods: map[string]Pod{}, podsByNS: map[string]map[string]struct{}{}, removing: map[int]bool{}, services: newServiceIndex(),
+		namespaces: map[string]Namespace{}, pods: map[string]Pod{}, podsByNS: map[string]map[string]struct{}{}, loopback: map[loopbackPort]map[string]struct{}{}, removing: map[int]bool{}, services: newServiceIndex(),
 	}
 }
 

@@ -185,15 +185,13 @@ func isIngress(cfg config.Config, p Pod) bool {
 	return slices.Contains(cfg.IngressNamespaces, p.Namespace)
 }
 
-// enqueueHostPorts enqueues the network of a pod whose host ports have changed, and, if they were or are at loopback, all
-// networks that have such ports: another one may have lost or gained one.
+// enqueueHostPorts enqueues the network of a pod whose host ports have changed, and the networks that may lose or gain one
+// of them at a loopback address. ports are those that the pod had or has.
 func enqueueHostPorts(c *Cache, q *Queue, cfg config.Config, p Pod, ports []network.HostPort) {
 	if id, ok := c.NetworkOfPod(p, cfg.DefaultNetwork); ok {
 		q.EnqueueGateways(id)
 	}
-	if slices.ContainsFunc(ports, func(h network.HostPort) bool { return h.Host.IsLoopback() }) {
-		q.EnqueueGateways(c.loopbackNetworks(cfg.Plan, cfg.DefaultNetwork)...)
-	}
+	q.EnqueueGateways(c.otherLoopbackNetworks(p.Key(), ports, cfg.Plan, cfg.DefaultNetwork)...)
 }
 
 func (h eventHandlers) deletePod(key string) { removePod(h.cache, h.queue, h.config, key) }

@@ -5,6 +5,7 @@ package agent
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"time"
@@ -70,26 +71,76 @@ func (c *Cache) hostPorts(plan network.Plan, defaultNetwork network.Network, nod
 	return out
 }
 
-// loopbackPorts returns the host ports of a network's pods whose hostIP is a loopback address. They have the
-// masquerade address that all networks share for this purpose, not their network's own. If pods of several networks
-// have the same port, the oldest pod's network gets it.
-func (c *Cache) loopbackPorts(id int, plan network.Plan, defaultNetwork network.Network) []flows.ServicePort {
-	networkOf := map[flows.ServicePort]int{}
-	for _, p := range c.hostPorts(plan, defaultNetwork, nil) {
-		if !p.port.Host.IsLoopback() {
-			continue
-		}
-		for _, r := range p.routes {
-			port := flows.ServicePort{Addr: r.To, Protocol: p.port.Protocol, Port: p.port.Port, HostPort: true}
-			if _, taken := networkOf[port]; !taken {
-				networkOf[port] = p.network
+// loopbackPort is a port at a loopback address of the node.
+type loopbackPort struct {
+	addr     netip.Addr
+	protocol string
+	port     uint16
+}
+
+// loopbackPortsOf iterates over those of a pod's host ports whose hostIP is a loopback address.
+func loopbackPortsOf(ports []network.HostPort) iter.Seq[loopbackPort] {
+	return func(yield func(loopbackPort) bool) {
+		for _, h := range ports {
+			if h.Host.IsLoopback() && !yield(loopbackPort{h.Host, h.Protocol, h.Port}) {
+				return
 			}
 		}
 	}
-	var out []flows.ServicePort
-	for port, n := range networkOf {
-		if n == id {
-			out = append(out, port)
+}
+
+// indexLoopbackPorts replaces a pod's ports in the index of those at loopback addresses.
+func (c *Cache) indexLoopbackPorts(key string, old, ports []network.HostPort) {
+	for port := range loopbackPortsOf(old) {
+		removeFrom(c.loopback, port, key)
+	}
+	for port := range loopbackPortsOf(ports) {
+		addTo(c.loopback, port, key)
+	}
+}
+
+// loopbackNetwork returns the network of the oldest pod, besides the one with the key except, that has a port at a loopback
+// address, and the masquerade address of the port. That address is the same for all networks, so one of them gets the port.
+func (c *Cache) loopbackNetwork(port loopbackPort, except string, plan network.Plan, defaultNetwork network.Network) (id int, to netip.Addr, ok bool) {
+	var oldest Pod
+	for key := range c.loopback[port] {
+		p := c.pods[key]
+		if key == except || ok && cmp.Or(oldest.Created.Compare(p.Created), cmp.Compare(oldest.Key(), key)) < 0 {
+			continue
+		}
+		n, known := c.networkOfPod(p, defaultNetwork)
+		if !known {
+			continue
+		}
+		h := network.HostPort{Protocol: port.protocol, Host: port.addr, Port: port.port}
+		if routes := h.Routes(plan, n, nil); len(routes) > 0 {
+			oldest, id, to, ok = p, n.ID, routes[0].To, true
+		}
+	}
+	return id, to, ok
+}
+
+// loopbackPorts returns the ports at loopback addresses that a network's pods have. If pods of several networks have the same
+// port, the oldest pod's network gets it.
+func (c *Cache) loopbackPorts(id int, plan network.Plan, defaultNetwork network.Network) (out []flows.ServicePort) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	done := map[loopbackPort]struct{}{}
+	for _, p := range c.pods {
+		if len(p.HostPorts) == 0 {
+			continue
+		}
+		if n, ok := c.networkOfPod(p, defaultNetwork); !ok || n.ID != id {
+			continue
+		}
+		for port := range loopbackPortsOf(p.HostPorts) {
+			if _, ok := done[port]; ok {
+				continue
+			}
+			done[port] = struct{}{}
+			if first, to, ok := c.loopbackNetwork(port, "", plan, defaultNetwork); ok && first == id {
+				out = append(out, flows.ServicePort{Addr: to, Protocol: port.protocol, Port: port.port, HostPort: true})
+			}
 		}
 	}
 	slices.SortFunc(out, func(a, b flows.ServicePort) int {
@@ -98,14 +149,18 @@ func (c *Cache) loopbackPorts(id int, plan network.Plan, defaultNetwork network.
 	return out
 }
 
-// loopbackNetworks returns the ids of the networks whose pods have host ports at a loopback address.
-func (c *Cache) loopbackNetworks(plan network.Plan, defaultNetwork network.Network) (ids []int) {
-	for _, p := range c.hostPorts(plan, defaultNetwork, nil) {
-		if p.port.Host.IsLoopback() && !slices.Contains(ids, p.network) {
-			ids = append(ids, p.network)
+// otherLoopbackNetworks returns the networks that may gain or lose a port at a loopback address by an event of the pod with that
+// key, besides the pod's own network: those that have the ports without this pod. ports are those that the pod had or has.
+func (c *Cache) otherLoopbackNetworks(key string, ports []network.HostPort, plan network.Plan, defaultNetwork network.Network) (ids []int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for port := range loopbackPortsOf(ports) {
+		if id, _, ok := c.loopbackNetwork(port, key, plan, defaultNetwork); ok {
+			ids = append(ids, id)
 		}
 	}
-	return ids
+	slices.Sort(ids)
+	return slices.Compact(ids)
 }
 
 // omittedHostPorts reports the pods with more host ports than kube.MaxHostPorts.

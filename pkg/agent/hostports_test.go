@@ -20,6 +20,7 @@ import (
 	"bulkhead/pkg/hostnet"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovs"
+	"bulkhead/pkg/ovs/flows"
 )
 
 // hostPortPod is a pod of a tenant's namespace, or of the cluster default network's.
@@ -196,5 +197,77 @@ func TestPodEndsDuringAdd(t *testing.T) {
 				t.Errorf("enqueued: %v, want %v", got, want)
 			}
 		}
+	})
+}
+
+// An event of a pod with ports at loopback addresses concerns its network and those that get or lose one of the ports by it, not
+// every network with such ports, and costs no more if other pods have many.
+func TestLoopbackPortsCost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode(t) // its agent is not started
+		cfg, c, queue := f.agent.config, f.agent.cache, NewQueue(nil)
+		defer queue.keys.ShutDown()
+		queue.synced.Store(true)
+		const networks = 20
+		// pod is the pod of the network with that id, with n ports from first.
+		pod := func(id, first, n int) Pod {
+			p := Pod{UID: "uid", Namespace: fmt.Sprintf("ns%02d", id), Name: "web", Created: time.Unix(int64(id), 0),
+				Networks: network.PodNetworks{network.DefaultName: {Role: network.RoleInfrastructureLocked}}}
+			for i := range n {
+				p.HostPorts = append(p.HostPorts, network.HostPort{Protocol: "tcp", Host: netip.MustParseAddr("127.0.0.1"), Port: uint16(first + i), PodPort: 80})
+			}
+			return p
+		}
+		// expect runs an event and checks whose flows are enqueued, and which of the networks has the port.
+		expect := func(what string, event func(), port uint16, owner int, want ...int) {
+			t.Helper()
+			event()
+			time.Sleep(time.Second) // the clock of the test: events are batched
+			var got []int
+			for queue.keys.Len() > 0 {
+				k, _ := queue.keys.Get()
+				if queue.keys.Done(k); k.kind == kindGateway {
+					got = append(got, k.id)
+				}
+			}
+			if slices.Sort(got); !slices.Equal(got, want) {
+				t.Errorf("%s: the flows of %v are enqueued, want %v", what, got, want)
+			}
+			for id := 1; id <= networks; id++ {
+				ports := c.loopbackPorts(id, cfg.Plan, cfg.DefaultNetwork)
+				if has := slices.ContainsFunc(ports, func(p flows.ServicePort) bool { return p.Port == port }); has != (id == owner) {
+					t.Errorf("%s: network %d has the port: %t, want that of %d", what, id, has, owner)
+				}
+			}
+		}
+		set := func(p Pod) func() { return func() { updatePod(c, queue, cfg, p) } }
+		remove := func(id int) func() { return func() { removePod(c, queue, cfg, pod(id, 0, 0).Key()) } }
+		for id := 1; id <= networks; id++ {
+			c.SetNamespace(fmt.Sprintf("ns%02d", id), Namespace{Labelled: true})
+			c.SetNAD(nad(cfg, fmt.Sprintf("ns%02d", id), "net", id))
+		}
+		allocations := map[int]float64{}
+		for _, n := range []int{1, 128} {
+			for id := 2; id <= networks; id++ {
+				c.SetPod(pod(id, 1000*id, n))
+			}
+			allocations[n] = testing.AllocsPerRun(5, func() {
+				updatePod(c, queue, cfg, pod(1, 1000, 1))
+				c.loopbackPorts(1, cfg.Plan, cfg.DefaultNetwork)
+				removePod(c, queue, cfg, pod(1, 0, 0).Key())
+			})
+		}
+		if few, many := allocations[1], allocations[128]; many > 1.5*few {
+			t.Errorf("an event allocates %v times if the other pods have 128 ports each, %v times if one", many, few)
+		}
+		expect("the first events", func() {}, 1000, 0, 1)
+		expect("ports that no other pod has", set(pod(1, 1000, 128)), 1000, 1, 1)
+		expect("a younger pod's port", set(pod(3, 1000, 1)), 1000, 1, 1, 3)
+		expect("ports of two pods", set(pod(2, 1000, 1)), 1000, 1, 1, 2)
+		expect("the oldest pod is gone", remove(1), 1000, 2, 1, 2)
+		expect("the next one has another port", set(pod(2, 999, 1)), 1000, 3, 2, 3)
+		v6 := pod(1, 999, 1)
+		v6.HostPorts[0].Host = netip.IPv6Loopback()
+		expect("IPv6, which the network does not have", set(v6), 999, 2, 1)
 	})
 }

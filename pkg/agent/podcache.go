@@ -51,6 +51,7 @@ func (c *Cache) SetPod(p Pod) (changed bool) {
 	defer c.mu.Unlock()
 	old, had := c.pods[p.Key()]
 	c.pods[p.Key()] = p
+	c.indexLoopbackPorts(p.Key(), old.HostPorts, p.HostPorts)
 	if c.podsByNS[p.Namespace] == nil {
 		c.podsByNS[p.Namespace] = map[string]struct{}{}
 	}
@@ -68,6 +69,7 @@ func (c *Cache) DeletePod(key string) (changed bool) {
 		return false
 	}
 	delete(c.pods, key)
+	c.indexLoopbackPorts(key, p.HostPorts, nil)
 	delete(c.podsByNS[p.Namespace], key)
 	if len(c.podsByNS[p.Namespace]) == 0 {
 		delete(c.podsByNS, p.Namespace)

@@ -159,14 +159,14 @@ func (x serviceIndex) owns(key string, e external) bool {
 	return ok && first.Name == key
 }
 
-func addTo(m map[string]map[string]struct{}, k, key string) {
+func addTo[K comparable](m map[K]map[string]struct{}, k K, key string) {
 	if m[k] == nil {
 		m[k] = map[string]struct{}{}
 	}
 	m[k][key] = struct{}{}
 }
 
-func removeFrom(m map[string]map[string]struct{}, k, key string) {
+func removeFrom[K comparable](m map[K]map[string]struct{}, k K, key string) {
 	if delete(m[k], key); len(m[k]) == 0 {
 		delete(m, k)
 	}

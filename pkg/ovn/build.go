@@ -75,11 +75,16 @@ type HostPortAt struct {
 	At       netip.AddrPort
 }
 
-// hostPortsAt returns where the pod's host ports are at the gateway router.
+// hostPortsAt returns where the pod's host ports are at the gateway router, each place once.
 func (p PodPort) hostPortsAt(plan network.Plan, n network.Network, node network.Node) (out []HostPortAt) {
+	seen := map[HostPortAt]struct{}{}
 	for _, h := range p.HostPorts {
 		for _, r := range h.Routes(plan, n, node.Addresses) {
-			out = append(out, HostPortAt{h.Protocol, netip.AddrPortFrom(r.To, h.Port)})
+			at := HostPortAt{h.Protocol, netip.AddrPortFrom(r.To, h.Port)}
+			if _, ok := seen[at]; !ok {
+				seen[at] = struct{}{}
+				out = append(out, at)
+			}
 		}
 	}
 	return out

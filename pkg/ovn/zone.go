@@ -111,8 +111,9 @@ const (
 
 // netState is the zone's state of a network.
 type netState struct {
-	net  network.Network // as last described by a NAD
-	pods map[string]PodPort
+	net       network.Network // as last described by a NAD
+	pods      map[string]PodPort
+	hostPorts *hostPortIndex // see Zone.hostPortIndex
 }
 
 // podState is the networks and addresses assigned to a pod.

@@ -38,13 +38,12 @@ func (z *Zone) updateClusterPorts(pod *corev1.Pod, st *podState) {
 		if was, ok := st.ports[k]; ok && reflect.DeepEqual(was, g) {
 			return
 		}
-		hostPortsChanged := !slices.Equal(st.ports[k].port.HostPorts, g.port.HostPorts)
+		if !slices.Equal(st.ports[k].port.HostPorts, g.port.HostPorts) {
+			z.claimHostPorts(g.network, g.port)
+		}
 		st.ports[k] = g
 		z.state(g.network).pods[key+" "+k] = g.port
 		z.queue.AddUnits(g.network, podUnit(key))
-		if hostPortsChanged {
-			z.enqueueHostPorts(g.network)
-		}
 	}
 	for k, e := range entries {
 		n, ok := z.clusterNetwork(pod.Namespace, k)

@@ -408,12 +408,12 @@ func (z *Zone) releasePod(key string) {
 	delete(z.pods, key)
 	delete(z.initial, p.uid)
 	for k, g := range p.ports {
-		st := z.state(g.network)
-		delete(st.pods, key+" "+k)
-		z.addresses.release(g.network, p.uid, g.port.IPs)
 		if len(g.port.HostPorts) > 0 {
-			z.enqueueHostPorts(g.network)
+			g.port.HostPorts = nil
+			z.claimHostPorts(g.network, g.port)
 		}
+		delete(z.state(g.network).pods, key+" "+k)
+		z.addresses.release(g.network, p.uid, g.port.IPs)
 		if _, described := z.desiredNetwork(g.network); described {
 			z.queue.AddUnits(g.network, podUnit(key))
 		} else {

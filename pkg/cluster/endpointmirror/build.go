@@ -46,7 +46,9 @@ func Build(in Inputs, have State) State {
 }
 
 // endpoints returns the source's endpoints with their addresses on the network.
-// They are sorted, so that a change of the source's order causes no write.
+// They are sorted, so that a change of the source's order causes no write. Of several
+// with the same address, target and node the first stays: the author of a slice may
+// repeat an endpoint, and each node builds what the mirror has.
 func (in Inputs) endpoints() []discoveryv1.Endpoint {
 	v4, v6 := in.Network.Families()
 	is4 := in.Slice.AddressType == discoveryv1.AddressTypeIPv4
@@ -54,9 +56,18 @@ func (in Inputs) endpoints() []discoveryv1.Endpoint {
 		return nil
 	}
 	var out []discoveryv1.Endpoint
+	seen := map[endpointID]struct{}{}
 	for i := range in.Slice.Endpoints {
 		e := in.Slice.Endpoints[i] // its pointers are shared with the cache
-		if e.Addresses = in.addresses(&e, is4); len(e.Addresses) > 0 {
+		if e.Addresses = in.addresses(&e, is4); len(e.Addresses) == 0 {
+			continue
+		}
+		id := endpointID{address: e.Addresses[0], target: target(e)}
+		if e.NodeName != nil {
+			id.node = *e.NodeName
+		}
+		if _, ok := seen[id]; !ok {
+			seen[id] = struct{}{}
 			out = append(out, e)
 		}
 	}
@@ -65,6 +76,10 @@ func (in Inputs) endpoints() []discoveryv1.Endpoint {
 	})
 	return out
 }
+
+// endpointID is what distinguishes a mirror's endpoints. Consumers of EndpointSlices
+// use only the first address.
+type endpointID struct{ address, target, node string }
 
 func target(e discoveryv1.Endpoint) string {
 	if e.TargetRef == nil {

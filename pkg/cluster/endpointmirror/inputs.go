@@ -122,19 +122,26 @@ func (r *Reconciler) pods(ctx context.Context, in *Inputs, primary *network.NAD)
 
 // dependenciesOf returns what a slice's mirror depends on: its namespace, the
 // pods that endpoints refer to, and the addresses on the cluster default network
-// of endpoints without a pod reference.
+// of endpoints without a pod reference. Each is returned once, the namespace first.
 func dependenciesOf(s *discoveryv1.EndpointSlice, plan network.Plan) []dependency {
 	out := make([]dependency, 1, 1+len(s.Endpoints))
 	out[0] = namespaceDependency(Source{s.Namespace, s.Name})
+	seen := map[dependency]struct{}{}
+	add := func(x dependency) {
+		if _, ok := seen[x]; !ok {
+			seen[x] = struct{}{}
+			out = append(out, x)
+		}
+	}
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
 		if ref, ok := podOf(s.Namespace, e); ok {
-			out = append(out, dependency{PodRef: ref})
+			add(dependency{PodRef: ref})
 			continue
 		}
 		for _, raw := range e.Addresses {
 			if a, err := netip.ParseAddr(raw); err == nil && isDefault(plan, a) {
-				out = append(out, dependency{addr: a})
+				add(dependency{addr: a})
 			}
 		}
 	}

@@ -244,8 +244,11 @@ func (a *Agent) reconcile(ctx context.Context, k key) error {
 	start := time.Now()
 	err := a.reconcileKind(ctx, k)
 	a.metrics.observe(k.kind, time.Since(start), err)
-	a.failures.record(k, err)
-	if a.completes(k, err) {
+	completes := a.completes(k, err)
+	if err != nil || completes { // one that only waits does not show that what failed works again
+		a.failures.record(k, err)
+	}
+	if completes {
 		a.firstSync.reconciled(k)
 	}
 	return err

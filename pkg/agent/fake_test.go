@@ -383,7 +383,12 @@ func (f *fakeNode) setNAD(nad network.NAD) {
 // all goroutines wait.
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	eventuallyWithin(t, time.Minute, what, condition)
+}
+
+func eventuallyWithin(t *testing.T, limit time.Duration, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if condition() {
 			return
 		}

@@ -136,6 +136,18 @@ func (c *Cache) Pod(key string) (Pod, bool) {
 	return p, ok
 }
 
+// connectedPods is the number of this node's pods that are not on the host's network.
+func (c *Cache) connectedPods() (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.pods {
+		if !p.HostNetwork {
+			n++
+		}
+	}
+	return n
+}
+
 // PodByUID is the pod of this node whose cgroup has that UID.
 func (c *Cache) PodByUID(uid string) (Pod, bool) {
 	c.mu.Lock()

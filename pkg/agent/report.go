@@ -44,7 +44,7 @@ type Problem struct {
 const persistent = 10 * time.Second
 
 // informational reasons are reported, but do not degrade the node.
-var informational = []string{"KubeletByProcess", "CgroupMissing", "EarlySockets", reasonFirewall}
+var informational = []string{"KubeletByProcess", "CgroupMissing", "EarlySockets", reasonFirewall, reasonConntrackSmall}
 
 // podReasons are reasons that a pod's author causes and can fix. They are
 // events of the pod, and do not degrade the node: a tenant must not be able to.
@@ -62,6 +62,7 @@ type reporter struct {
 	networks  *networkReconciler
 	hosts     *hostReconciler
 	conflicts *conflictReconciler
+	conntrack *conntrackReader
 	hostNet   HostNet // nil: no eBPF
 	api       API
 
@@ -113,6 +114,7 @@ func (r *reporter) problems() []Problem {
 	out = append(out, r.hostNetworkProblems()...)
 	out = append(out, r.hosts.hostPortProblems()...)
 	out = append(out, r.conflicts.problems()...)
+	out = append(out, r.conntrack.problems()...)
 	slices.SortFunc(out, func(a, b Problem) int {
 		return strings.Compare(a.Reason+a.Message, b.Reason+b.Message)
 	})

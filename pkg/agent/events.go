@@ -96,8 +96,9 @@ func (h eventHandlers) enqueueNAD(c NADChange) {
 		h.expectPods()
 	}
 	h.queue.EnqueueNetworks(c.IDs...)
-	if len(c.Members) > 0 {
-		h.queue.EnqueueGateways(append(c.Members, network.DefaultID)...) // services may have left the default network
+	h.queue.EnqueueGateways(c.Members...)
+	if c.Default { // else not: it reads the services of all namespaces
+		h.queue.EnqueueGateways(network.DefaultID)
 	}
 	if c.Pods || c.Advertised || len(c.Members) > 0 {
 		h.queue.EnqueueHosts()

@@ -55,6 +55,9 @@ func (c *Cache) SetPod(p Pod) (changed bool) {
 		c.podsByNS[p.Namespace] = map[string]struct{}{}
 	}
 	c.podsByNS[p.Namespace][p.Key()] = struct{}{}
+	if delete(c.podsByPorts, p.Key()); len(p.HostPorts)+p.HostPortsOmitted > 0 {
+		c.podsByPorts[p.Key()] = struct{}{}
+	}
 	return !had || old.UID != p.UID || old.RuntimeUID != p.RuntimeUID || old.HostNetwork != p.HostNetwork || old.OptOut != p.OptOut || !slices.Equal(old.lockedAddresses(), p.lockedAddresses()) || !slices.Equal(old.Open, p.Open) ||
 		!slices.Equal(old.ProbePorts, p.ProbePorts) || !slices.Equal(old.Ports, p.Ports) || !slices.Equal(old.HostPorts, p.HostPorts)
 }
@@ -68,6 +71,7 @@ func (c *Cache) DeletePod(key string) (changed bool) {
 		return false
 	}
 	delete(c.pods, key)
+	delete(c.podsByPorts, key)
 	delete(c.podsByNS[p.Namespace], key)
 	if len(c.podsByNS[p.Namespace]) == 0 {
 		delete(c.podsByNS, p.Namespace)

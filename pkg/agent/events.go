@@ -150,7 +150,12 @@ func (h eventHandlers) setNode(o *corev1.Node) {
 	if err != nil {
 		h.log.Warn("annotations of this node are malformed", "error", err)
 	}
-	if h.cache.SetNode(n, maps.Clone(o.Annotations)) {
+	shared := h.cache.Annotations()[network.AnnotationSystemIDShared]
+	idChanged := h.cache.SetNode(n, maps.Clone(o.Annotations))
+	if shared != o.Annotations[network.AnnotationSystemIDShared] {
+		h.queue.EnqueueReport()
+	}
+	if idChanged {
 		h.log.Info("the node has an id", "id", n.ID)
 		h.queue.EnqueueAll()
 		return

@@ -111,6 +111,10 @@ func (r *reporter) problems() []Problem {
 		out = append(out, Problem{Reason: "UnderlayMTU", Message: fmt.Sprintf("%s has MTU %d, and [default] underlay-mtu is %d: longer packets between nodes are lost. Raise the MTU of its ports, or set underlay-mtu to the lowest of all nodes",
 			node.Bridge, node.MTU, r.plan.UnderlayMTU)})
 	}
+	if others := r.cache.Annotations()[network.AnnotationSystemIDShared]; others != "" {
+		out = append(out, Problem{Reason: "SystemIDShared", Message: fmt.Sprintf("Open vSwitch's system-id %s is also that of %s: other nodes have a tunnel to one of these nodes only. On a machine that was cloned, remove /etc/openvswitch/system-id.conf and Open vSwitch's conf.db, and restart Open vSwitch; if a machine is gone, delete its Node",
+			r.node.Node().Chassis, strings.ReplaceAll(others, ",", ", "))})
+	}
 	out = append(out, r.hostNetworkProblems()...)
 	out = append(out, r.hosts.hostPortProblems()...)
 	out = append(out, r.conflicts.problems()...)

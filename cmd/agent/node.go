@@ -58,6 +58,7 @@ func openKernel(ctx context.Context, cfg config.Config, opts options, log *slog.
 	n.parts.Features = func() []agent.Feature {
 		return slices.Concat([]agent.Feature{vrfFeature()}, agent.SysctlFeatures(opts.sysctlPath, ipv6), nftFeatures, ebpfFeatures)
 	}
+	n.parts.Conntrack = func() (agent.Conntrack, error) { return agent.ReadConntrack(opts.sysctlPath) }
 
 	n.parts.Kernel = n.kernel
 	return n, nil

@@ -98,11 +98,13 @@ type Parts struct {
 	Firewalls func() (firewall.Conflicts, error)
 	// Servers lists the node's servers, whose ports pods do not get; nil: pods get no ports
 	// of the node.
-	Servers  func() ([]hostnet.Server, error)
-	Features func() []Feature                 // as they are now
-	Counters func() ([]loader.Counter, error) // nil: no eBPF
-	Metrics  *prometheus.Registry             // the process's; New adds the agent's
-	Log      *slog.Logger
+	Servers func() ([]hostnet.Server, error)
+	// Conntrack reads the size of the conntrack table; nil: it is not watched.
+	Conntrack func() (Conntrack, error)
+	Features  func() []Feature                 // as they are now
+	Counters  func() ([]loader.Counter, error) // nil: no eBPF
+	Metrics   *prometheus.Registry             // the process's; New adds the agent's
+	Log       *slog.Logger
 }
 
 // Feature is a kernel feature that the agent uses.
@@ -126,6 +128,7 @@ type Agent struct {
 	ports     *portReconciler
 	hosts     *hostReconciler
 	conflicts *conflictReconciler
+	conntrack *conntrackReader
 	reporter  *reporter
 	refusals  refusalReporter
 	states    *stateReader
@@ -152,14 +155,15 @@ func New(p Parts) *Agent {
 	doors := &doorReader{facts: doorFacts{p.Config, p.Cache}, kernel: p.Kernel, ovs: p.OVS, hostNet: p.HostNet, connecting: map[string]podDoor{}}
 	hosts := newHostReconciler(p, node, doors, networks)
 	conflicts := &conflictReconciler{kernel: p.Kernel, firewalls: p.Firewalls}
-	reporter := &reporter{plan: p.Config.Plan, node: node, features: p.Features, cache: p.Cache, queue: p.Queue, failures: p.Failures, networks: networks, hosts: hosts, conflicts: conflicts, hostNet: p.HostNet, api: p.API}
+	conntrack := &conntrackReader{cache: p.Cache, table: p.Conntrack, log: p.Log}
+	reporter := &reporter{plan: p.Config.Plan, node: node, features: p.Features, cache: p.Cache, queue: p.Queue, failures: p.Failures, networks: networks, hosts: hosts, conflicts: conflicts, conntrack: conntrack, hostNet: p.HostNet, api: p.API}
 	states := &stateReader{config: p.Config, cache: p.Cache, kernel: p.Kernel, hostNet: p.HostNet, node: node, networks: networks, reporter: reporter,
 		counters:  &counters{ebpf: p.Counters, firewall: p.Firewall, hosts: hosts, log: p.Log},
 		firstSync: first, kubeletMark: p.KubeletMark, kubeletCgroup: p.KubeletCgroup}
 	metrics := newReconcileMetrics()
 	p.Metrics.MustRegister(metrics.seconds, metrics.errors, collector{states})
 	return &Agent{config: p.Config, cache: p.Cache, queue: p.Queue, failures: p.Failures, firstSync: first,
-		node: node, networks: networks, gateways: gateways, ports: ports, hosts: hosts, conflicts: conflicts, reporter: reporter,
+		node: node, networks: networks, gateways: gateways, ports: ports, hosts: hosts, conflicts: conflicts, conntrack: conntrack, reporter: reporter,
 		refusals: refusalReporter{cache: p.Cache, hostNet: p.HostNet, api: p.API, log: p.Log},
 		states:   states, metrics: metrics, registry: p.Metrics, log: p.Log}
 }
@@ -191,8 +195,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	return nil
 }
 
-// resync reconciles everything and reads the nft table.
+// resync reconciles everything, and reads the nft table and the size of the conntrack table.
 func (a *Agent) resync() {
+	a.conntrack.read()
 	a.hosts.recheck.Store(true)
 	a.queue.enqueueConflicts()
 	a.queue.keys.Add(key{kind: kindAll})
@@ -232,6 +237,7 @@ func (a *Agent) start() {
 	for _, n := range a.cache.Networks() {
 		keys = append(keys, key{kindNetwork, n.ID}, key{kindGateway, n.ID})
 	}
+	a.conntrack.read()
 	a.firstSync.start(keys)
 	a.queue.synced.Store(true)
 	a.queue.enqueueConflicts()
@@ -244,8 +250,11 @@ func (a *Agent) reconcile(ctx context.Context, k key) error {
 	start := time.Now()
 	err := a.reconcileKind(ctx, k)
 	a.metrics.observe(k.kind, time.Since(start), err)
-	a.failures.record(k, err)
-	if a.completes(k, err) {
+	completes := a.completes(k, err)
+	if err != nil || completes { // one that only waits does not show that what failed works again
+		a.failures.record(k, err)
+	}
+	if completes {
 		a.firstSync.reconciled(k)
 	}
 	return err

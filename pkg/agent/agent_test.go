@@ -439,6 +439,7 @@ type fakeFlows struct {
 	localnets []string
 	peers     []string // names and MAC addresses
 	networks  map[int][]flows.ServicePort
+	sets      map[int]int // calls of SetNetwork, by id
 	complete  bool
 	kept      []int
 }
@@ -461,8 +462,9 @@ func (f *fakeFlows) SetNetwork(n network.Network, _ []netip.Prefix, ports []flow
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.networks == nil {
-		f.networks = map[int][]flows.ServicePort{}
+		f.networks, f.sets = map[int][]flows.ServicePort{}, map[int]int{}
 	}
+	f.sets[n.ID]++
 	f.networks[n.ID] = append([]flows.ServicePort{}, ports...)
 }
 

@@ -28,6 +28,7 @@ type Cache struct {
 	pods        map[string]Pod                       // of this node, by namespace/name
 	podsByNS    map[string]map[string]struct{}       // namespace → keys of pods
 	loopback    map[loopbackPort]map[string]struct{} // host ports at loopback addresses → keys of pods
+	podsByPorts map[string]struct{}                  // keys of pods that name host ports
 	services    serviceIndex
 	removing    map[int]bool // deleted networks whose kernel state remains
 	nodeID      int
@@ -44,7 +45,7 @@ type Namespace struct {
 func NewCache() *Cache {
 	return &Cache{
 		nads: network.NewNADIndex(), foreign: map[string]struct{}{}, ids: map[string]int{}, networks: map[int]map[string]network.Network{}, localnets: map[string]network.Network{},
-		namespaces: map[string]Namespace{}, pods: map[string]Pod{}, podsByNS: map[string]map[string]struct{}{}, loopback: map[loopbackPort]map[string]struct{}{}, removing: map[int]bool{}, services: newServiceIndex(),
+		namespaces: map[string]Namespace{}, pods: map[string]Pod{}, podsByNS: map[string]map[string]struct{}{}, loopback: map[loopbackPort]map[string]struct{}{}, podsByPorts: map[string]struct{}{}, removing: map[int]bool{}, services: newServiceIndex(),
 	}
 }
 
@@ -53,6 +54,7 @@ type NADChange struct {
 	IDs        []int // ids of networks to reconcile
 	Members    []int // ids of unchanged networks that may have gained or lost the NAD's namespace with its pods and services
 	Pods       bool  // the primary network of pods in the NAD's namespace may have changed
+	Default    bool  // services or host ports may have come to the cluster default network, or left it
 	Advertised bool  // the VRFs into which a network is advertised have changed
 	Localnets  bool  // Localnets has changed
 }
@@ -82,7 +84,9 @@ func (c *Cache) DeleteNAD(key string) NADChange {
 func (c *Cache) nadChange(namespace string, networks []string) NADChange {
 	change := NADChange{Pods: len(c.podsByNS[namespace]) > 0, Localnets: c.updateLocalnets(networks)}
 	change.IDs, change.Advertised = c.updateNetworks(networks)
-	if change.Pods || c.services.has(namespace) {
+	own := change.Pods || c.services.has(namespace)
+	change.Default = own && len(networks) > 0 || len(change.IDs) > 0 && slices.ContainsFunc(networks, c.isReached)
+	if own {
 		for _, name := range networks {
 			if id, ok := c.ids[name]; ok && !slices.Contains(change.IDs, id) {
 				change.Members = append(change.Members, id)
@@ -90,6 +94,11 @@ func (c *Cache) nadChange(namespace string, networks []string) NADChange {
 		}
 	}
 	return change
+}
+
+// isReached reports whether a network's namespaces have pods on this node, or services that are reached from outside their network.
+func (c *Cache) isReached(name string) bool {
+	return slices.ContainsFunc(c.nads.AllNamespaces(name), func(namespace string) bool { return len(c.podsByNS[namespace]) > 0 || c.services.has(namespace) })
 }
 
 // updateLocalnets updates the Localnet networks among those whose NADs changed, and returns

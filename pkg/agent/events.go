@@ -96,8 +96,9 @@ func (h eventHandlers) enqueueNAD(c NADChange) {
 		h.expectPods()
 	}
 	h.queue.EnqueueNetworks(c.IDs...)
-	if len(c.Members) > 0 {
-		h.queue.EnqueueGateways(append(c.Members, network.DefaultID)...) // services may have left the default network
+	h.queue.EnqueueGateways(c.Members...)
+	if c.Default { // else not: it reads the services of all namespaces
+		h.queue.EnqueueGateways(network.DefaultID)
 	}
 	if c.Pods || c.Advertised || len(c.Members) > 0 {
 		h.queue.EnqueueHosts()
@@ -149,7 +150,12 @@ func (h eventHandlers) setNode(o *corev1.Node) {
 	if err != nil {
 		h.log.Warn("annotations of this node are malformed", "error", err)
 	}
-	if h.cache.SetNode(n, maps.Clone(o.Annotations)) {
+	shared := h.cache.Annotations()[network.AnnotationSystemIDShared]
+	idChanged := h.cache.SetNode(n, maps.Clone(o.Annotations))
+	if shared != o.Annotations[network.AnnotationSystemIDShared] {
+		h.queue.EnqueueReport()
+	}
+	if idChanged {
 		h.log.Info("the node has an id", "id", n.ID)
 		h.queue.EnqueueAll()
 		return

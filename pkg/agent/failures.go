@@ -20,8 +20,8 @@ type Failures struct {
 
 // failure is the last error of a key, and since when the key fails.
 type failure struct {
-	message string
-	since   time.Time
+	err   error
+	since time.Time
 }
 
 // NewFailures is empty.
@@ -45,21 +45,22 @@ func (f *Failures) RecordComponent(component string, err error) {
 	}
 }
 
-// record records the outcome of a reconcile.
+// record records the outcome of a reconcile. A key that fails again keeps its failure until a reconcile succeeds.
 func (f *Failures) record(k key, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	old := f.keys[k]
-	if err != nil {
-		now := failure{err.Error(), old.since}
-		if old.message == "" {
+	old, failed := f.keys[k]
+	if err == nil {
+		delete(f.keys, k)
+	} else {
+		now := failure{err, old.since}
+		if !failed {
 			now.since = time.Now()
 		}
 		f.keys[k] = now
-	} else {
-		delete(f.keys, k)
 	}
-	if (old.message != f.keys[k].message || k.kind == kindAll) && k.kind != kindReport {
+	changed := failed != (err != nil) || failed && old.err.Error() != err.Error()
+	if (changed || k.kind == kindAll) && k.kind != kindReport {
 		f.queue.enqueueBatched(kindReport)
 	}
 }

@@ -89,7 +89,8 @@ type fakeNode struct {
 	annotations    map[string]string // written by the agent
 	writes         int               // of annotations
 	condition      Condition
-	recorded       []string // events
+	conditions     []Condition // all that were written
+	recorded       []string    // events
 	hostInputs     hostnet.Inputs
 	hostReconciles int
 	podPorts       []ovs.PodPort
@@ -195,6 +196,9 @@ func (f *fakeNode) Annotate(_ context.Context, a map[string]string) error {
 func (f *fakeNode) SetCondition(_ context.Context, c Condition) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if !equalConditions(f.condition, c) { // as KubeAPI
+		f.conditions = append(f.conditions, c)
+	}
 	f.condition = c
 	return nil
 }
@@ -379,7 +383,12 @@ func (f *fakeNode) setNAD(nad network.NAD) {
 // all goroutines wait.
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	eventuallyWithin(t, time.Minute, what, condition)
+}
+
+func eventuallyWithin(t *testing.T, limit time.Duration, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if condition() {
 			return
 		}

@@ -50,15 +50,14 @@ func (c *Cache) NetworkOfPod(p Pod, defaultNetwork network.Network) (id int, ok 
 	return n.ID, ok
 }
 
-// hostPorts returns the host ports of this node's pods, those of the oldest pod first.
+// hostPorts returns the host ports of this node's pods, those of the oldest pod first. It reads no other pods: each network's
+// flows need them.
 func (c *Cache) hostPorts(plan network.Plan, defaultNetwork network.Network, node []netip.Prefix) []hostPort {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var out []hostPort
-	for key, p := range c.pods {
-		if len(p.HostPorts) == 0 {
-			continue
-		}
+	for key := range c.podsByPorts {
+		p := c.pods[key]
 		n, ok := c.networkOfPod(p, defaultNetwork)
 		if !ok {
 			continue
@@ -167,8 +166,8 @@ func (c *Cache) otherLoopbackNetworks(key string, ports []network.HostPort, plan
 func (c *Cache) omittedHostPorts() (out []Problem) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for key, p := range c.pods {
-		if p.HostPortsOmitted > 0 {
+	for key := range c.podsByPorts {
+		if p := c.pods[key]; p.HostPortsOmitted > 0 {
 			out = append(out, Problem{Reason: reasonHostPort, pod: key, Message: fmt.Sprintf(
 				"the last %d host ports are not reached: a pod may have %d: use fewer, or a Service of type LoadBalancer", p.HostPortsOmitted, kube.MaxHostPorts)})
 		}

@@ -271,3 +271,37 @@ func TestLoopbackPortsCost(t *testing.T) {
 		expect("IPv6, which the network does not have", set(v6), 999, 2, 1)
 	})
 }
+
+// Only pods that name host ports are read for them, however many others there are.
+func TestPodsByPorts(t *testing.T) {
+	c, cfg := NewCache(), testConfig(t)
+	pod := func(name string, ports ...network.HostPort) Pod {
+		return Pod{UID: name, Namespace: "shop", Name: name, HostPorts: ports, Networks: network.PodNetworks{network.DefaultName: {Role: network.RolePrimary}}}
+	}
+	for i := range 1000 {
+		c.SetPod(pod(fmt.Sprint("plain", i)))
+	}
+	port := network.HostPort{Protocol: "tcp", Port: 8080}
+	omitted := pod("many")
+	omitted.HostPortsOmitted = 2
+	check := func(step string, read, reached, problems int) {
+		t.Helper()
+		if len(c.podsByPorts) != read || len(c.hostPorts(cfg.Plan, cfg.DefaultNetwork, nil)) != reached || len(c.omittedHostPorts()) != problems {
+			t.Errorf("%s: %d pods are read, %d ports, %d pods with too many; want %d, %d, %d", step,
+				len(c.podsByPorts), len(c.hostPorts(cfg.Plan, cfg.DefaultNetwork, nil)), len(c.omittedHostPorts()), read, reached, problems)
+		}
+	}
+	check("none", 0, 0, 0)
+	c.SetPod(pod("web", port))
+	c.SetPod(omitted)
+	check("two", 2, 1, 1)
+	c.SetPod(pod("web", port, network.HostPort{Protocol: "udp", Port: 8080}))
+	check("another port", 2, 2, 1)
+	c.SetPod(pod("web")) // not connected any more
+	check("without ports", 1, 0, 1)
+	c.SetPod(pod("web", port))
+	c.DeletePod("shop/many")
+	check("one deleted", 1, 1, 0)
+	c.DeletePod("shop/web")
+	check("both deleted", 0, 0, 0)
+}

@@ -169,10 +169,20 @@ func (r *networkReconciler) reconcile(ctx context.Context, id int) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("network %s: %w", net.Name, err)
+		return &networkError{net.Name, err}
 	}
 	return nil
 }
+
+// networkError is why a network is not configured.
+type networkError struct {
+	network string
+	cause   error
+}
+
+func (e *networkError) Error() string { return "network " + e.network + ": " + e.cause.Error() }
+
+func (e *networkError) Unwrap() error { return e.cause }
 
 // remove removes a network's kernel state, and then its management port and the eBPF programs'
 // rows. The gateway reconciler removes its flows.

@@ -56,6 +56,9 @@ func (c *Cache) SetPod(p Pod) (changed bool) {
 		c.podsByNS[p.Namespace] = map[string]struct{}{}
 	}
 	c.podsByNS[p.Namespace][p.Key()] = struct{}{}
+	if delete(c.podsByPorts, p.Key()); len(p.HostPorts)+p.HostPortsOmitted > 0 {
+		c.podsByPorts[p.Key()] = struct{}{}
+	}
 	return !had || old.UID != p.UID || old.RuntimeUID != p.RuntimeUID || old.HostNetwork != p.HostNetwork || old.OptOut != p.OptOut || !slices.Equal(old.lockedAddresses(), p.lockedAddresses()) || !slices.Equal(old.Open, p.Open) ||
 		!slices.Equal(old.ProbePorts, p.ProbePorts) || !slices.Equal(old.Ports, p.Ports) || !slices.Equal(old.HostPorts, p.HostPorts)
 }
@@ -70,6 +73,7 @@ func (c *Cache) DeletePod(key string) (changed bool) {
 	}
 	delete(c.pods, key)
 	c.indexLoopbackPorts(key, p.HostPorts, nil)
+	delete(c.podsByPorts, key)
 	delete(c.podsByNS[p.Namespace], key)
 	if len(c.podsByNS[p.Namespace]) == 0 {
 		delete(c.podsByNS, p.Namespace)
@@ -136,6 +140,18 @@ func (c *Cache) Pod(key string) (Pod, bool) {
 	defer c.mu.Unlock()
 	p, ok := c.pods[key]
 	return p, ok
+}
+
+// connectedPods is the number of this node's pods that are not on the host's network.
+func (c *Cache) connectedPods() (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.pods {
+		if !p.HostNetwork {
+			n++
+		}
+	}
+	return n
 }
 
 // PodByUID is the pod of this node whose cgroup has that UID.

@@ -9,7 +9,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"bulkhead/pkg/network"
 	"bulkhead/pkg/process"
 )
 
@@ -80,7 +79,7 @@ func (q *Queue) EnqueueNetworks(ids ...int) {
 	for _, id := range ids {
 		q.keys.Add(key{kindNetwork, id})
 	}
-	q.EnqueueGateways(append(ids, network.DefaultID)...) // services may have left the default network
+	q.EnqueueGateways(ids...)
 	q.enqueueBatched(kindPorts, kindHosts)
 }
 

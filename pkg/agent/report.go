@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"bulkhead/pkg/network"
@@ -45,7 +44,7 @@ type Problem struct {
 const persistent = 10 * time.Second
 
 // informational reasons are reported, but do not degrade the node.
-var informational = []string{"KubeletByProcess", "CgroupMissing", "EarlySockets", reasonFirewall}
+var informational = []string{"KubeletByProcess", "CgroupMissing", "EarlySockets", reasonFirewall, reasonConntrackSmall}
 
 // podReasons are reasons that a pod's author causes and can fix. They are
 // events of the pod, and do not degrade the node: a tenant must not be able to.
@@ -63,11 +62,14 @@ type reporter struct {
 	networks  *networkReconciler
 	hosts     *hostReconciler
 	conflicts *conflictReconciler
+	conntrack *conntrackReader
 	hostNet   HostNet // nil: no eBPF
 	api       API
 
-	mu       sync.Mutex
-	reported map[Problem]bool // as events, of the last report
+	// Of the last report; only reconcile uses them, of which there is one at a time.
+	pace     pace
+	written  Condition
+	reported map[Problem]bool // as events
 }
 
 // problems returns everything that does not work, in a fixed order, including
@@ -92,7 +94,7 @@ func (r *reporter) problems() []Problem {
 	keys, components := r.failures.current()
 	for k, f := range keys {
 		if k.kind != kindReport {
-			out = append(out, Problem{Reason: reasonOf(networks[k.id].err, k), Message: f.message})
+			out = append(out, Problem{Reason: reasonOf(f.err, k), Message: f.err.Error()})
 		}
 	}
 	for _, message := range components {
@@ -109,9 +111,14 @@ func (r *reporter) problems() []Problem {
 		out = append(out, Problem{Reason: "UnderlayMTU", Message: fmt.Sprintf("%s has MTU %d, and [default] underlay-mtu is %d: longer packets between nodes are lost. Raise the MTU of its ports, or set underlay-mtu to the lowest of all nodes",
 			node.Bridge, node.MTU, r.plan.UnderlayMTU)})
 	}
+	if others := r.cache.Annotations()[network.AnnotationSystemIDShared]; others != "" {
+		out = append(out, Problem{Reason: "SystemIDShared", Message: fmt.Sprintf("Open vSwitch's system-id %s is also that of %s: other nodes have a tunnel to one of these nodes only. On a machine that was cloned, remove /etc/openvswitch/system-id.conf and Open vSwitch's conf.db, and restart Open vSwitch; if a machine is gone, delete its Node",
+			r.node.Node().Chassis, strings.ReplaceAll(others, ",", ", "))})
+	}
 	out = append(out, r.hostNetworkProblems()...)
 	out = append(out, r.hosts.hostPortProblems()...)
 	out = append(out, r.conflicts.problems()...)
+	out = append(out, r.conntrack.problems()...)
 	slices.SortFunc(out, func(a, b Problem) int {
 		return strings.Compare(a.Reason+a.Message, b.Reason+b.Message)
 	})
@@ -189,37 +196,38 @@ func (p Problem) degrades() bool {
 	return !slices.Contains(informational, p.Reason) && !slices.Contains(podReasons, p.Reason)
 }
 
-// reconcile writes the Node condition and the failures if they changed, and an
-// event for each new problem.
+// reconcile writes the Node condition and the failures if they changed, and events for new problems. While they keep
+// changing it writes seldom: one fault affects many networks one after another, often on all nodes at once, and each
+// write of a Node goes to everybody that watches it.
 func (r *reporter) reconcile(ctx context.Context) error {
 	problems := r.problems()
 	c := condition(problems)
+	failures, err := r.failuresToWrite()
+	if err != nil {
+		return err
+	}
+	degrading, others := r.newProblems(problems)
+	r.sendEvents(others) // tenants cause some of them, and must not delay the condition
+	if !equalConditions(r.written, c) || failures != nil || len(degrading) > 0 {
+		if wait := r.pace.next(time.Now()); wait > 0 {
+			r.queue.keys.AddAfter(key{kind: kindReport}, wait)
+			return nil
+		}
+	}
 	if err := r.api.SetCondition(ctx, c); err != nil {
 		return fmt.Errorf("set condition %s: %w", c.Type, err)
 	}
-	for _, p := range r.markReported(problems) {
-		if pod, ok := r.cache.Pod(p.pod); ok {
-			r.api.PodEvent(pod, p.Reason, p.Message)
-			continue
-		}
-		r.api.Event(p.degrades(), p.Reason, p.Message)
+	r.written = c
+	r.sendEvents(degrading)
+	r.markReported(problems)
+	if failures == nil {
+		return nil
 	}
-	return r.writeFailures(ctx)
-}
-
-// markReported returns the problems that the last report did not have.
-func (r *reporter) markReported(problems []Problem) (fresh []Problem) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	reported := map[Problem]bool{}
-	for _, p := range problems {
-		reported[p] = true
-		if !r.reported[p] {
-			fresh = append(fresh, p)
-		}
+	if err := r.api.Annotate(ctx, failures); err != nil {
+		return fmt.Errorf("write annotation %s: %w", network.AnnotationAgentFailures, err)
 	}
-	r.reported = reported
-	return fresh
+	r.cache.SetWrittenAnnotations(failures)
+	return nil
 }
 
 // networkFailures are the networks that have failed to be configured, or to be
@@ -241,12 +249,13 @@ func (r *reporter) networkFailures() (out network.Failures, next time.Duration) 
 		}
 		// The message leaves out the network's name: the reader knows the network,
 		// and networks that fail for the same reason share one message.
-		message := f.message
-		switch n, ok := networks[k.id]; {
-		case ok && errors.Is(n.err, vrf.ErrNoVRF):
+		message := f.err.Error()
+		var network *networkError
+		switch {
+		case errors.Is(f.err, vrf.ErrNoVRF):
 			message = vrf.ErrNoVRF.Error()
-		case ok && n.err != nil:
-			message = n.err.Error()
+		case errors.As(f.err, &network):
+			message = network.cause.Error()
 		}
 		out[k.id] = message
 	}
@@ -262,10 +271,10 @@ func (r *reporter) networkFailures() (out network.Failures, next time.Duration) 
 	return out, next
 }
 
-// writeFailures writes the failed networks to the Node if they changed.
-func (r *reporter) writeFailures(ctx context.Context) error {
+// failuresToWrite returns the annotation with the failed networks if the Node has another one, or else nil.
+func (r *reporter) failuresToWrite() (map[string]string, error) {
 	if !r.queue.synced.Load() {
-		return nil // the Node's annotations are unknown
+		return nil, nil // the Node's annotations are unknown
 	}
 	failures, next := r.networkFailures()
 	if next > 0 {
@@ -273,15 +282,10 @@ func (r *reporter) writeFailures(ctx context.Context) error {
 	}
 	value, err := failures.Render()
 	if err != nil {
-		return fmt.Errorf("render annotation %s: %w", network.AnnotationAgentFailures, err)
+		return nil, fmt.Errorf("render annotation %s: %w", network.AnnotationAgentFailures, err)
 	}
 	if r.cache.Annotations()[network.AnnotationAgentFailures] == value {
-		return nil
+		return nil, nil
 	}
-	written := map[string]string{network.AnnotationAgentFailures: value}
-	if err := r.api.Annotate(ctx, written); err != nil {
-		return fmt.Errorf("write annotation %s: %w", network.AnnotationAgentFailures, err)
-	}
-	r.cache.SetWrittenAnnotations(written)
-	return nil
+	return map[string]string{network.AnnotationAgentFailures: value}, nil
 }

@@ -11,6 +11,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"bulkhead/pkg/hostnet"
 	"bulkhead/pkg/network"
 )
@@ -215,5 +218,37 @@ func TestUnderlayMTU(t *testing.T) {
 		f.mu.Unlock()
 		set(9000)
 		eventually(t, "no problem with 9000", func() bool { return f.conditionNow().Reason == "AllWell" })
+	})
+}
+
+// TestSystemIDShared: a node with another one's system-id of Open vSwitch is degraded until they differ.
+func TestSystemIDShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode(t)
+		f.agent.start()
+		set := func(shared string) {
+			f.mu.Lock()
+			annotations := maps.Clone(f.annotations)
+			f.mu.Unlock()
+			annotations[network.AnnotationNodeID] = "3"
+			if shared != "" {
+				annotations[network.AnnotationSystemIDShared] = shared
+			}
+			f.events().setNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: annotations}})
+		}
+		set("")
+		eventually(t, "ready", func() bool { return f.agent.Ready() == nil && f.conditionNow().Reason == "AllWell" })
+		time.Sleep(time.Second)
+		start := time.Now()
+		set("n2,n3")
+		eventually(t, "degraded", func() bool { return f.conditionNow().Reason == "SystemIDShared" })
+		if m := f.conditionNow().Message; !strings.Contains(m, "system-id c1 is also that of n2, n3") {
+			t.Error(m)
+		}
+		set("")
+		eventually(t, "not degraded", func() bool { return f.conditionNow().Reason == "AllWell" })
+		if took := time.Since(start); took > 10*time.Second {
+			t.Errorf("reported and cleared after %s, by the resync", took)
+		}
 	})
 }

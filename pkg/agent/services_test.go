@@ -289,3 +289,59 @@ func TestHostReconciles(t *testing.T) {
 		}
 	})
 }
+
+// The cluster default network's flows are built from the services of all namespaces: the event of a network builds them only if
+// it has namespaces with services or with pods of this node.
+func TestNetworksWithoutServices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fake := &fakeFlows{}
+		f := newFakeNode(t, func(p *Parts) { p.Flows = fake })
+		events := f.events()
+		service := func(namespace string, port int32) {
+			s, err := trimService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web"},
+				Spec: corev1.ServiceSpec{ClusterIPs: []string{"10.96.0.20"}, Ports: []corev1.ServicePort{{Port: 80, NodePort: port}}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			events.setService(s.(*corev1.Service))
+		}
+		service("shop", 30080)
+		f.agent.start()
+		f.setNodeID(3)
+		eventually(t, "ready", func() bool { return f.agent.Ready() == nil && len(fake.ports(network.DefaultID)) == 1 })
+		builds := func() int {
+			fake.mu.Lock()
+			defer fake.mu.Unlock()
+			return fake.sets[network.DefaultID]
+		}
+		time.Sleep(time.Second)
+		before := builds()
+		const networks = 20
+		for id := 1; id <= networks; id++ {
+			namespace := fmt.Sprint("tenant", id)
+			events.changeNamespace(namespace, Namespace{Labelled: true})
+			f.setNAD(nad(f.agent.config, namespace, "net", id))
+			time.Sleep(100 * time.Millisecond)
+		}
+		eventually(t, "the networks", func() bool {
+			fake.mu.Lock()
+			defer fake.mu.Unlock()
+			return len(fake.networks) == networks+1
+		})
+		// The resync of each minute builds all.
+		if got := builds() - before; got > 1 {
+			t.Errorf("%d networks without services built the cluster default network's flows %d times", networks, got)
+		}
+		service("tenant1", 30081)
+		eventually(t, "a service of a network", func() bool { return len(fake.ports(1)) == 1 })
+		events.changeNamespace("shop", Namespace{Labelled: true})
+		f.setNAD(nad(f.agent.config, "shop", "net", networks+1))
+		start := time.Now()
+		eventually(t, "the service that leaves the cluster default network", func() bool {
+			return len(fake.ports(network.DefaultID)) == 0 && len(fake.ports(networks+1)) == 1
+		})
+		if took := time.Since(start); took > 5*time.Second {
+			t.Errorf("the service left after %s, by the resync", took)
+		}
+	})
+}

@@ -40,6 +40,7 @@ import (
 	"bulkhead/pkg/cluster/nadusers"
 	"bulkhead/pkg/cluster/netid"
 	"bulkhead/pkg/cluster/nodeid"
+	"bulkhead/pkg/cluster/systemid"
 	"bulkhead/pkg/cluster/udn"
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/kube"
@@ -104,6 +105,9 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 	nodes, err := addNodeID(ctx, mgr, check, cfg, marks, log)
 	if err != nil {
 		return fmt.Errorf("set up the node id controller: %w", err)
+	}
+	if err := addSystemID(mgr, check, log); err != nil {
+		return fmt.Errorf("set up the controller of shared system-ids: %w", err)
 	}
 	addresses, err := addPodAddr(mgr, check, cfg, marks, log)
 	if err != nil {
@@ -214,6 +218,15 @@ func addNodeID(ctx context.Context, mgr manager.Manager, check *transportCheck, 
 		return nil, err
 	}
 	return r, r.Watch(c, mgr.GetCache())
+}
+
+func addSystemID(mgr manager.Manager, check *transportCheck, log *slog.Logger) error {
+	r := systemid.NewReconciler(mgr.GetCache(), mgr.GetClient(), log)
+	c, err := newController(mgr, check, "systemid", 1, r, func(r reconcile.Request) []any { return []any{"node", r.Name} })
+	if err != nil {
+		return err
+	}
+	return r.Watch(c, mgr.GetCache())
 }
 
 // newController returns a controller whose log lines have the key's values. It reconciles

@@ -72,9 +72,10 @@ func trimPod(in any) (any, error) {
 }
 
 // nodeAnnotations are the annotations of nodes that the cluster controller reads.
-var nodeAnnotations = []string{network.AnnotationNodeID, network.AnnotationDefaultTransport, network.AnnotationAgentFailures, network.AnnotationZoneFailures}
+var nodeAnnotations = []string{network.AnnotationNodeID, network.AnnotationDefaultTransport, network.AnnotationAgentFailures, network.AnnotationZoneFailures,
+	network.AnnotationChassisID, network.AnnotationSystemIDShared}
 
-// trimNode keeps a node's name, its id and transport, and the network failures that it reports.
+// trimNode keeps a node's name, its ids and transport, and the network failures that it reports.
 func trimNode(in any) (any, error) {
 	n, ok := in.(*metav1.PartialObjectMetadata)
 	if !ok {

@@ -17,6 +17,8 @@ const (
 	// AnnotationDefaultTransport is the transport of the cluster default network with which
 	// the cluster was installed. It is written with the id.
 	AnnotationDefaultTransport = "k8s.ovn.org/default-network-transport"
+	// AnnotationSystemIDShared are other nodes with the same AnnotationChassisID, comma-separated: a machine was cloned.
+	AnnotationSystemIDShared = "k8s.ovn.org/node-chassis-id-shared-with"
 	// On Nodes, written by the node's agent.
 	AnnotationChassisID     = "k8s.ovn.org/node-chassis-id"
 	AnnotationEncapIPs      = "k8s.ovn.org/node-encap-ips"    // JSON list of addresses

@@ -32,7 +32,7 @@ type Allocator struct {
 
 	mu      sync.Mutex
 	max     int
-	inUse   map[int]string                 // the node that still uses an id, by id
+	inUse   map[int]struct{}               // ids that nodes still use
 	ids     *ipam.IDs                      // by network name
 	primary map[string]string              // holder by namespace
 	claims  map[string]map[string]struct{} // namespaces by holder
@@ -45,7 +45,7 @@ type Allocator struct {
 func New(max int, age time.Duration, m idlease.HighWater, now func() time.Time) *Allocator {
 	return &Allocator{
 		max: max, ids: ipam.NewIDs(1, network.MaxID, ipam.NextFit, age), marks: m, now: now,
-		primary: map[string]string{}, claims: map[string]map[string]struct{}{},
+		inUse: map[int]struct{}{}, primary: map[string]string{}, claims: map[string]map[string]struct{}{},
 	}
 }
 
@@ -69,13 +69,20 @@ func (a *Allocator) RestoreID(networkName string, id int) error {
 	return a.ids.Reserve(networkName, id)
 }
 
-// SetInUse sets the ids that nodes still use, with the name of one such node
-// each. They are not allocated, whether a network has them or not.
-func (a *Allocator) SetInUse(nodes map[int]string) {
+// ChangeInUse records ids that nodes use from now on, and those that none uses any more. Ids in use are not allocated,
+// whether a network has them or not.
+func (a *Allocator) ChangeInUse(used, unused []int) {
 	a.mu.Lock()
-	a.inUse = nodes
-	waiters := a.waiters
-	a.waiters = nil
+	for _, id := range used {
+		a.inUse[id] = struct{}{}
+	}
+	for _, id := range unused {
+		delete(a.inUse, id)
+	}
+	var waiters map[string]func()
+	if len(unused) > 0 {
+		waiters, a.waiters = a.waiters, nil
+	}
 	a.mu.Unlock()
 	for _, onFree := range waiters {
 		onFree()
@@ -100,7 +107,7 @@ func (a *Allocator) AllocateID(ctx context.Context, networkName string, onFree f
 	}
 	id := 0
 	if err == nil {
-		id, err = a.ids.Allocate(networkName, a.now(), func(id int) bool { return a.inUse[id] != "" })
+		id, err = a.ids.Allocate(networkName, a.now(), func(id int) bool { _, ok := a.inUse[id]; return ok })
 	}
 	if err != nil {
 		if a.waiters == nil {

@@ -86,13 +86,13 @@ func TestReleasedIDs(t *testing.T) {
 	// Ids that a node still uses.
 	a = leader()
 	now = now.Add(2 * age)
-	inUse := map[int]string{}
+	var inUse []int
 	for id := 1; id <= network.MaxID; id++ {
 		if id != 77 {
-			inUse[id] = "node1"
+			inUse = append(inUse, id)
 		}
 	}
-	a.SetInUse(inUse)
+	a.ChangeInUse(inUse, nil)
 	if id, err := a.AllocateID(t.Context(), "a", ignore); err != nil || id != 77 {
 		t.Errorf("a has the id %d, %v; want 77, all others are in use", id, err)
 	}
@@ -100,8 +100,14 @@ func TestReleasedIDs(t *testing.T) {
 	if id, err := a.AllocateID(t.Context(), "b", func() { calls++ }); !errors.Is(err, ErrFull) {
 		t.Errorf("b has the id %d, %v; want ErrFull, all ids are in use", id, err)
 	}
-	if a.SetInUse(nil); calls != 1 {
-		t.Errorf("onFree was called %d times after the ids became free, want once", calls)
+	if a.ChangeInUse([]int{77}, nil); calls != 0 {
+		t.Errorf("onFree was called %d times, and no id became free", calls)
+	}
+	if a.ChangeInUse(nil, inUse[:1]); calls != 1 {
+		t.Errorf("onFree was called %d times after an id became free, want once", calls)
+	}
+	if id, err := a.AllocateID(t.Context(), "b", ignore); err != nil || id != inUse[0] {
+		t.Errorf("b has the id %d, %v; want %d, which is free", id, err, inUse[0])
 	}
 }
 

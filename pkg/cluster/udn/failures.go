@@ -36,37 +36,30 @@ type failures struct {
 	mu     sync.Mutex
 	byNode map[string]network.Failures
 	byID   map[int]map[string]string // node → reason
+	users  map[int]int               // number of nodes that use an id
+}
+
+// failureChange is what a node's report changes.
+type failureChange struct {
+	IDs    []int // whose failures changed
+	Used   []int // that a node uses now, and none did before
+	Unused []int // that no node uses any more
 }
 
 // maxInUsePerNode limits how many ids one node can report as in use: a compromised
 // node must not exhaust the cluster's network ids.
 const maxInUsePerNode = 256
 
-// update replaces the failures that a node reports; node is nil if it was deleted.
-// It returns the ids whose failures changed, nil for none, and a node that uses
-// each id in use.
-func (f *failures) update(name string, node client.Object, log *slog.Logger) (changed []int, inUse map[int]string) {
-	now := network.Failures{}
-	if node != nil {
-		for _, key := range []string{network.AnnotationAgentFailures, network.AnnotationZoneFailures} {
-			reported, err := network.ParseFailures(node.GetAnnotations()[key])
-			if err != nil {
-				log.Warn("cannot parse the network failures that a node reports", "node", name, "annotation", key, "error", err)
-			}
-			for id, reason := range reported {
-				if now[id] != "" {
-					reason = now[id] + "; " + reason
-				}
-				now[id] = reason
-			}
-		}
-	}
+// update replaces the failures that a node reports; node is nil if it was deleted. What other nodes report does not matter
+// for its cost: a fault may affect all nodes at once.
+func (f *failures) update(name string, node client.Object, log *slog.Logger) (change failureChange) {
+	now := reportedFailures(name, node, log)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	before := f.byNode[name]
 	for id := range before {
 		if _, still := now[id]; !still {
-			changed = append(changed, id)
+			change.IDs = append(change.IDs, id)
 			delete(f.byID[id], name)
 			if len(f.byID[id]) == 0 {
 				delete(f.byID, id)
@@ -77,32 +70,63 @@ func (f *failures) update(name string, node client.Object, log *slog.Logger) (ch
 		if old, ok := before[id]; ok && old == reason {
 			continue
 		}
-		changed = append(changed, id)
+		change.IDs = append(change.IDs, id)
 		if f.byID == nil {
-			f.byNode, f.byID = map[string]network.Failures{}, map[int]map[string]string{}
+			f.byNode, f.byID, f.users = map[string]network.Failures{}, map[int]map[string]string{}, map[int]int{}
 		}
 		if f.byID[id] == nil {
 			f.byID[id] = map[string]string{}
 		}
 		f.byID[id][name] = reason
 	}
-	if len(changed) == 0 {
-		return nil, nil
+	if len(change.IDs) == 0 {
+		return change
 	}
 	if len(now) == 0 {
 		delete(f.byNode, name)
 	} else {
 		f.byNode[name] = now
 	}
-	inUse = map[int]string{}
-	for node, reported := range f.byNode {
-		ids := slices.Sorted(maps.Keys(reported))
-		for _, id := range ids[:min(len(ids), maxInUsePerNode)] {
-			inUse[id] = node
+	slices.Sort(change.IDs)
+	for _, id := range idsInUse(now) {
+		if f.users[id]++; f.users[id] == 1 {
+			change.Used = append(change.Used, id)
 		}
 	}
-	slices.Sort(changed)
-	return changed, inUse
+	for _, id := range idsInUse(before) {
+		if f.users[id]--; f.users[id] == 0 {
+			delete(f.users, id)
+			change.Unused = append(change.Unused, id)
+		}
+	}
+	return change
+}
+
+// idsInUse returns the ids that a node uses by its report.
+func idsInUse(reported network.Failures) []int {
+	ids := slices.Sorted(maps.Keys(reported))
+	return ids[:min(len(ids), maxInUsePerNode)]
+}
+
+// reportedFailures returns the failures in a node's annotations.
+func reportedFailures(name string, node client.Object, log *slog.Logger) network.Failures {
+	now := network.Failures{}
+	if node == nil {
+		return now
+	}
+	for _, key := range []string{network.AnnotationAgentFailures, network.AnnotationZoneFailures} {
+		reported, err := network.ParseFailures(node.GetAnnotations()[key])
+		if err != nil {
+			log.Warn("cannot parse the network failures that a node reports", "node", name, "annotation", key, "error", err)
+		}
+		for id, reason := range reported {
+			if now[id] != "" {
+				reason = now[id] + "; " + reason
+			}
+			now[id] = reason
+		}
+	}
+	return now
 }
 
 // nodesOf returns the nodes that have not built the network with that id.

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -141,6 +142,10 @@ func (r *Reconciler) namespaceEvents() handler.TypedFuncs[*metav1.PartialObjectM
 	}
 }
 
+// failureDelay is how long nodes' reports about a network are batched. A fault may affect all nodes, which report it one after
+// another, and a network's status names only some of them.
+const failureDelay = 5 * time.Second
+
 // nodeEvents enqueues the owners of networks that have no host subnet for the node,
 // and of those whose failures on the node changed.
 func (r *Reconciler) nodeEvents() handler.TypedFuncs[*metav1.PartialObjectMetadata, Owner] {
@@ -152,14 +157,11 @@ func (r *Reconciler) nodeEvents() handler.TypedFuncs[*metav1.PartialObjectMetada
 		}
 	}
 	updateFailures := func(name string, node client.Object, q queue) {
-		changed, inUse := r.failures.update(name, node, r.log)
-		if changed == nil {
-			return
-		}
-		r.networkIDs.SetInUse(inUse)
-		for _, id := range changed {
+		change := r.failures.update(name, node, r.log)
+		r.networkIDs.ChangeInUse(change.Used, change.Unused)
+		for _, id := range change.IDs {
 			if o, ok := ownerOfNetwork(r.networkIDs.NetworkOf(id)); ok {
-				q.Add(o)
+				q.AddAfter(o, failureDelay)
 			}
 		}
 	}

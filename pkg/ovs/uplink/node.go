@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -72,35 +71,6 @@ func (n *Node) Close() {
 // Switch implements Target.
 func (n *Node) Switch(ctx context.Context, bridge, uplink string) (Switch, error) {
 	return n.bridges.ReadUplink(ctx, bridge, uplink)
-}
-
-// Defaults implements Target.
-func (n *Node) Defaults(context.Context) ([]string, error) {
-	var out []string
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netdump.List(func() ([]netlink.Route, error) {
-			return n.h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
-		})
-		if err != nil {
-			return nil, fmt.Errorf("list routes: %w", err)
-		}
-		slices.SortStableFunc(routes, func(a, b netlink.Route) int { return a.Priority - b.Priority })
-		for _, r := range routes {
-			if r.Dst != nil {
-				if ones, _ := r.Dst.Mask.Size(); ones != 0 {
-					continue
-				}
-			}
-			index := r.LinkIndex
-			if len(r.MultiPath) > 0 {
-				index = r.MultiPath[0].LinkIndex
-			}
-			if l, err := n.h.LinkByIndex(index); err == nil && r.Type == unix.RTN_UNICAST {
-				out = append(out, l.Attrs().Name)
-			}
-		}
-	}
-	return out, nil
 }
 
 // link returns the link with that name, or nil.
